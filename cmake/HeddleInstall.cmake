@@ -1,0 +1,21 @@
+include(CMakePackageConfigHelpers)
+include(GNUInstallDirs)
+
+set(heddle_package_dir "${CMAKE_INSTALL_DATAROOTDIR}/cmake/heddle")
+
+install(TARGETS heddle EXPORT heddle-targets
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(EXPORT heddle-targets NAMESPACE heddle:: DESTINATION "${heddle_package_dir}")
+
+configure_package_config_file(cmake/heddle-config.cmake.in
+  "${CMAKE_CURRENT_BINARY_DIR}/heddle-config.cmake"
+  INSTALL_DESTINATION "${heddle_package_dir}")
+# Before 1.0 a minor version may change the interface. The package has no compiled part, so a build
+# for any architecture may use it.
+write_basic_package_version_file("${CMAKE_CURRENT_BINARY_DIR}/heddle-config-version.cmake"
+  COMPATIBILITY SameMinorVersion ARCH_INDEPENDENT)
+install(FILES
+  "${CMAKE_CURRENT_BINARY_DIR}/heddle-config.cmake"
+  "${CMAKE_CURRENT_BINARY_DIR}/heddle-config-version.cmake"
+  DESTINATION "${heddle_package_dir}")
+install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DATAROOTDIR}/doc/heddle")

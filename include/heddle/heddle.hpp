@@ -1,0 +1,14 @@
+#pragma once
+
+/// Everything that needs no MPI. Prefer the header of the kernel you use: it compiles faster.
+
+#include "heddle/core/cost.hpp"
+#include "heddle/core/error.hpp"
+#include "heddle/core/matrix_engine.hpp"
+#include "heddle/core/parallel.hpp"
+#include "heddle/core/scalar.hpp"
+#include "heddle/core/view.hpp"
+#include "heddle/core/workspace.hpp"
+#include "heddle/mesh/axes.hpp"
+#include "heddle/mesh/context_layout.hpp"
+#include "heddle/mesh/topology.hpp"
