@@ -1,5 +1,5 @@
 // A column-major matrix would need a transposed copy, and no view makes one.
-// expect: no matching function for call to .view
+// expect: no matching function for call to .*view
 #include <Eigen/Core>
 
 #include "heddle/core/view.hpp"

@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 #include <oneapi/tbb/task_arena.h>
 
+#include "support/threads.hpp"
+
 namespace heddle {
 namespace {
 
@@ -26,9 +28,8 @@ TEST(Parallel, EachTaskRunsOnce) {
 TEST(Parallel, BlocksDependOnCountAndGrainAlone) {
   using Blocks = std::vector<std::pair<std::int64_t, std::int64_t>>;
   for (const int threads : {1, 2, 8}) {
-    oneapi::tbb::task_arena arena(threads);
     Blocks blocks(3);
-    arena.execute([&] {
+    test::with_threads(threads, [&] {
       parallel_blocks(10, 4, [&](std::int64_t first, std::int64_t last) {
         blocks[static_cast<std::size_t>(first / 4)] = {first, last};
       });
@@ -38,9 +39,8 @@ TEST(Parallel, BlocksDependOnCountAndGrainAlone) {
 }
 
 TEST(Parallel, StaysInsideTheCallersArena) {
-  oneapi::tbb::task_arena arena(2);
   std::atomic<int> most{0};
-  arena.execute([&] {
+  test::with_threads(2, [&] {
     parallel_tasks(64, [&](std::int64_t) {
       const int slot = oneapi::tbb::this_task_arena::current_thread_index();
       int seen = most.load();
