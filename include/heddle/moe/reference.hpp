@@ -1,0 +1,497 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "heddle/core/error.hpp"
+#include "heddle/core/parallel.hpp"
+#include "heddle/core/scalar.hpp"
+#include "heddle/core/view.hpp"
+#include "heddle/moe/detail/reference_experts.hpp"
+#include "heddle/moe/detail/reference_product.hpp"
+#include "heddle/moe/dims.hpp"
+#include "heddle/moe/options.hpp"
+#include "heddle/moe/reference_drops.hpp"
+#include "heddle/moe/reference_glu.hpp"
+#include "heddle/moe/reference_maps.hpp"
+#include "heddle/moe/reference_router.hpp"
+
+namespace heddle::moe::reference {
+
+/// What one layer reads. R, the router's storage, may be wider than S.
+template <Storage S, Storage R = S>
+struct Inputs {
+  ConstMatrixView<S> hidden;         ///< [T,D]
+  ConstMatrixView<R> router_weight;  ///< [D,E]
+  ConstMatrixView<S> wi;             ///< [E*D, 2F], expert e in rows [e*D, (e+1)*D)
+  ConstMatrixView<S> wo;             ///< [E*F, D]
+  ConstMatrixView<S> shared_wi;      ///< [D, 2Fs]; null, as the next two, without a shared expert
+  ConstMatrixView<S> shared_wo;      ///< [Fs, D]
+  ConstMatrixView<S> shared_gate;    ///< [D, 1]
+  ConstMatrixView<std::int32_t> forced_ids;   ///< [T,K] to replay, -1 = not replayed; null: none
+  std::span<const std::int32_t> segment_ids;  ///< [T], 0 = padding; empty: no padding
+};
+
+struct Options {
+  RouterOptions router;
+  DispatchOptions dispatch;
+  RouterTraining router_training = RouterTraining::trained;    ///< backward only
+  WeightGradFrom weight_grad_from = WeightGradFrom::wo_input;  ///< backward only
+};
+
+/// Where the forward writes. All but `out` may be null.
+template <Accumulator A>
+struct Outputs {
+  MatrixView<A> out;                    ///< [T,D]
+  MatrixView<std::int32_t> expert_ids;  ///< [T,K], -1 at excluded padding
+  MatrixView<A> expert_weights;         ///< [T,K], 0 at excluded padding
+  MatrixView<A> router_logits;          ///< [T,E], 0 at excluded padding
+  std::span<std::int64_t> group_sizes;  ///< [E], slots of each expert before drops
+};
+
+struct LayerReport {
+  RouterReport router;
+  std::int64_t routed_slots = 0;   ///< K times the tokens that are routed
+  std::int64_t dropped_slots = 0;  ///< of these without a row at their expert
+  std::int64_t largest_drop = 0;   ///< of one device in one chunk
+  std::int64_t buffer_rows = 0;    ///< see Dispatch
+  double required_factor = 0;      ///< see Dispatch
+};
+
+/// What the backward is given.
+template <Storage S>
+struct OutputCotangents {
+  ConstMatrixView<S> d_out;                           ///< [T,D]
+  ConstMatrixView<AccumulatorOf<S>> d_router_logits;  ///< [T,E] of losses on the logits; null: none
+};
+
+/// Where the backward writes. Each weight's may be null, then nothing of it is computed.
+template <Accumulator A>
+struct InputCotangents {
+  MatrixView<A> d_hidden;              ///< [T,D]
+  WeightCotangent<A> d_router_weight;  ///< [D,E]
+  WeightCotangent<A> d_wi;             ///< [E*D, 2F]
+  WeightCotangent<A> d_wo;             ///< [E*F, D]
+  WeightCotangent<A> d_shared_wi;      ///< [D, 2Fs]
+  WeightCotangent<A> d_shared_wo;      ///< [Fs, D]
+  WeightCotangent<A> d_shared_gate;    ///< [D, 1]
+};
+
+namespace detail {
+
+template <Storage S, Storage R>
+void check_inputs(std::string_view where, const Dims& dims, const Inputs<S, R>& in) {
+  static_assert(std::is_same_v<AccumulatorOf<S>, AccumulatorOf<R>>,
+                "heddle::moe::reference: the router's weight must have the accumulator of hidden");
+  dims.validate(where);
+  require_shape(where, "hidden", in.hidden, "dims.tokens", dims.tokens, "dims.hidden", dims.hidden);
+  require_shape(where, "router_weight", in.router_weight, "dims.hidden", dims.hidden,
+                "dims.experts", dims.experts);
+  require_shape(where, "wi", in.wi, "dims.experts * dims.hidden", dims.experts * dims.hidden,
+                "2 * dims.expert_hidden", 2 * dims.expert_hidden);
+  require_shape(where, "wo", in.wo, "dims.experts * dims.expert_hidden",
+                dims.experts * dims.expert_hidden, "dims.hidden", dims.hidden);
+  if (dims.has_shared_expert()) {
+    require_shape(where, "shared_wi", in.shared_wi, "dims.hidden", dims.hidden,
+                  "2 * dims.shared_hidden", 2 * dims.shared_hidden);
+    require_shape(where, "shared_wo", in.shared_wo, "dims.shared_hidden", dims.shared_hidden,
+                  "dims.hidden", dims.hidden);
+    require_shape(where, "shared_gate", in.shared_gate, "dims.hidden", dims.hidden, "columns", 1);
+  } else {
+    const auto refuse = [&](std::string_view argument, ConstMatrixView<S> given) {
+      require(given.is_null(), where, argument, "a matrix",
+              "must be null when dims.shared_hidden is 0");
+    };
+    refuse("shared_wi", in.shared_wi);
+    refuse("shared_wo", in.shared_wo);
+    refuse("shared_gate", in.shared_gate);
+  }
+  if (!in.forced_ids.is_null()) {
+    require_shape(where, "forced_ids", in.forced_ids, "dims.tokens", dims.tokens, "dims.top_k",
+                  dims.top_k);
+  }
+  check_segment_ids(where, in.segment_ids, dims.tokens);
+}
+
+inline void check_options(std::string_view where, const Dims& dims, const Options& options) {
+  options.router.validate(where, "options.router");
+  options.dispatch.validate(where, "options.dispatch", dims.router());
+  require(options.router_training == RouterTraining::trained ||
+              options.router_training == RouterTraining::frozen,
+          where, "options.router_training", options.router_training, "must be trained or frozen");
+  require(options.weight_grad_from == WeightGradFrom::wo_input ||
+              options.weight_grad_from == WeightGradFrom::wo_output,
+          where, "options.weight_grad_from", options.weight_grad_from,
+          "must be wo_input or wo_output");
+}
+
+template <Accumulator A>
+void check_cotangent(std::string_view where, const std::string& argument,
+                     const WeightCotangent<A>& cotangent, std::string_view rows_name,
+                     std::int64_t rows, std::string_view cols_name, std::int64_t cols) {
+  require(cotangent.write == Write::overwrite || cotangent.write == Write::accumulate, where,
+          argument + ".write", cotangent.write, "must be overwrite or accumulate");
+  if (cotangent.wanted()) {
+    require_shape(where, argument + ".values", cotangent.values, rows_name, rows, cols_name, cols);
+  }
+}
+
+/// What forward and backward both need to know before any expert computes.
+template <Accumulator A>
+struct Routing {
+  std::vector<std::int32_t> tokens;  // the routed ones, ascending
+  Matrix<A> logits;                  // [T,E]
+  Matrix<std::int32_t> expert_ids;   // [T,K]
+  Matrix<A> expert_weights;          // [T,K]
+  std::vector<std::int64_t> group_sizes;
+  ExpertRows<A> rows;                     // of the slots that keep one, in the order of the maps
+  std::vector<std::int32_t> row_of_slot;  // [T*K], -1 without a row
+  LayerReport report;
+};
+
+template <Storage S, Storage R>
+[[nodiscard]] Routing<AccumulatorOf<S>> route_layer(const Dims& dims, const Inputs<S, R>& in,
+                                                    const Options& options) {
+  using A = AccumulatorOf<S>;
+  const RouterDims router = dims.router();
+  Routing<A> routing{{},
+                     Matrix<A>(dims.tokens, dims.experts),
+                     Matrix<std::int32_t>(dims.tokens, dims.top_k),
+                     Matrix<A>(dims.tokens, dims.top_k),
+                     {},
+                     {},
+                     std::vector<std::int32_t>(static_cast<std::size_t>(dims.slots()), -1),
+                     {}};
+  const bool excludes =
+      options.router.padding == PaddingRouting::exclude && !in.segment_ids.empty();
+  for (std::int32_t t = 0; t < dims.tokens; ++t) {
+    if (!excludes || in.segment_ids[static_cast<std::size_t>(t)] != 0) {
+      routing.tokens.push_back(t);
+    }
+  }
+  const MatrixView<A> logits = routing.logits.view();
+  parallel_blocks(
+      static_cast<std::int64_t>(routing.tokens.size()), rows_per_task,
+      [&](std::int64_t first, std::int64_t last) {
+        const std::span<const std::int32_t> tokens(routing.tokens.data() + first,
+                                                   static_cast<std::size_t>(last - first));
+        const auto token = [&](std::int64_t i) {
+          return std::int64_t{tokens[static_cast<std::size_t>(i)]};
+        };
+        product<A>(
+            last - first, dims.experts, dims.hidden,
+            [&](std::int64_t i, std::int64_t d) { return widen<A>(in.hidden(token(i), d)); },
+            [&](std::int64_t d, std::int64_t e) { return widen<A>(in.router_weight(d, e)); },
+            [&](std::int64_t i, std::int64_t e, A sum) { logits(token(i), e) = sum; });
+      });
+
+  routing.report.router = route<A>(
+      router, {.router_logits = logits, .forced_ids = in.forced_ids, .segment_ids = in.segment_ids},
+      options.router,
+      {.expert_ids = routing.expert_ids.view(), .expert_weights = routing.expert_weights.view()});
+  const ConstMatrixView<std::int32_t> ids = std::as_const(routing.expert_ids).view();
+  const ConstMatrixView<A> weights = std::as_const(routing.expert_weights).view();
+  RoutingMaps maps = routing_maps(router, ids);
+  const Dispatch dispatched = dispatch(router, ids, options.dispatch);
+
+  routing.rows.offsets.push_back(0);
+  for (std::size_t e = 0; e < maps.group_sizes.size(); ++e) {
+    for (std::int64_t j = maps.group_offsets[e]; j < maps.group_offsets[e + 1]; ++j) {
+      const std::int32_t slot = maps.permutation[static_cast<std::size_t>(j)];
+      if (dispatched.kept[static_cast<std::size_t>(slot)] != 0) {
+        const std::int64_t token = slot / dims.top_k;
+        routing.row_of_slot[static_cast<std::size_t>(slot)] =
+            static_cast<std::int32_t>(routing.rows.count());
+        routing.rows.tokens.push_back(static_cast<std::int32_t>(token));
+        routing.rows.weights.push_back(weights(token, slot % dims.top_k));
+      }
+    }
+    routing.rows.offsets.push_back(routing.rows.count());
+  }
+  routing.report.routed_slots = maps.group_offsets.back();
+  routing.report.dropped_slots = dispatched.dropped_slots;
+  routing.report.largest_drop = dispatched.largest_drop;
+  routing.report.buffer_rows = dispatched.buffer_rows;
+  routing.report.required_factor = dispatched.required_factor;
+  routing.group_sizes = std::move(maps.group_sizes);
+  return routing;
+}
+
+template <Storage S, Storage R>
+[[nodiscard]] Experts<S> routed_experts(const Dims& dims, const Inputs<S, R>& in) {
+  return {.hidden = dims.hidden, .width = dims.expert_hidden, .wi = in.wi, .wo = in.wo};
+}
+
+template <Storage S, Storage R>
+[[nodiscard]] Experts<S> shared_expert(const Dims& dims, const Inputs<S, R>& in) {
+  return {
+      .hidden = dims.hidden, .width = dims.shared_hidden, .wi = in.shared_wi, .wo = in.shared_wo};
+}
+
+/// The shared expert is one that every token goes to, padding too, with weight sigmoid(h * shared_gate).
+template <Storage S, Storage R>
+[[nodiscard]] ExpertRows<AccumulatorOf<S>> shared_rows(const Dims& dims, const Inputs<S, R>& in) {
+  using A = AccumulatorOf<S>;
+  ExpertRows<A> rows;
+  rows.tokens.resize(static_cast<std::size_t>(dims.tokens));
+  std::iota(rows.tokens.begin(), rows.tokens.end(), 0);
+  rows.weights.resize(rows.tokens.size());
+  rows.offsets = {0, dims.tokens};
+  parallel_blocks(dims.tokens, rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) {
+      A gate = A(0);
+      for (std::int64_t d = 0; d < dims.hidden; ++d) {
+        gate += widen<A>(in.hidden(t, d)) * widen<A>(in.shared_gate(d, 0));
+      }
+      rows.weights[static_cast<std::size_t>(t)] = sigmoid(gate);
+    }
+  });
+  return rows;
+}
+
+template <class T>
+void copy_into(ConstMatrixView<T> source, MatrixView<T> target) {
+  if (target.is_null()) {
+    return;
+  }
+  for (std::int64_t i = 0; i < source.rows(); ++i) {
+    std::copy(source.row(i).begin(), source.row(i).end(), target.row(i).begin());
+  }
+}
+
+}  // namespace detail
+
+/// One routed mixture-of-experts layer, by a loop over its experts.
+///   l = h * router_weight;  (ids, w) = route(l)
+///   out[t] = sum_k w[t,k] * Y_{ids[t,k]}(h[t]) + sigmoid(h[t] * shared_gate) * Y_shared(h[t])
+///   Y_e(x) = (silu(x * wi_e[:, :F]) * (x * wi_e[:, F:])) * wo_e
+/// The devices of options.dispatch are a model: it decides which slots find no room. Those add nothing, and
+/// the other weights of the token stay as they are.
+/// shapes    as the structs say
+/// dtypes    S storage, R the router's (the same accumulator); logits, weights and out in the accumulator A.
+///           X*wi, the activation and Y are rounded to S
+/// writes    all of out and of each output given
+/// alias     outputs disjoint from inputs and each other
+/// specials  excluded padding: its hidden row is not read by the routed part, which gives exactly 0 there;
+///           the shared expert runs on every row. T = 0: group_sizes are 0. Other cases: see route
+/// order     k ascending into +0, the shared expert last; same bits for any thread count, and for a token
+///           whatever other tokens there are, as long as none of its slots is dropped
+/// memory    [R,D] of S for R kept slots, [T,E] of A, the maps
+/// cost      6 D F flops a kept slot, 2 D E a routed token, 6 D Fs a token
+/// throws    Error for bad dims or options, views of another shape, negative segment ids, shared weights
+///           without dims.shared_hidden
+/// source    spec/moe.md 1 to 8
+template <Storage S, Storage R>
+LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& options,
+                    const Outputs<AccumulatorOf<S>>& out) {
+  using A = AccumulatorOf<S>;
+  constexpr std::string_view where = "moe::reference::forward";
+  detail::check_inputs(where, dims, in);
+  detail::check_options(where, dims, options);
+  require_shape(where, "out", out.out, "dims.tokens", dims.tokens, "dims.hidden", dims.hidden);
+  if (!out.expert_ids.is_null()) {
+    require_shape(where, "expert_ids", out.expert_ids, "dims.tokens", dims.tokens, "dims.top_k",
+                  dims.top_k);
+  }
+  if (!out.expert_weights.is_null()) {
+    require_shape(where, "expert_weights", out.expert_weights, "dims.tokens", dims.tokens,
+                  "dims.top_k", dims.top_k);
+  }
+  if (!out.router_logits.is_null()) {
+    require_shape(where, "router_logits", out.router_logits, "dims.tokens", dims.tokens,
+                  "dims.experts", dims.experts);
+  }
+  if (!out.group_sizes.empty()) {
+    require_length(where, "group_sizes", out.group_sizes, "dims.experts", dims.experts);
+  }
+
+  const detail::Routing<A> routing = detail::route_layer(dims, in, options);
+  const detail::Matrix<S> outputs =
+      detail::experts_forward(detail::routed_experts(dims, in), routing.rows, in.hidden);
+  const ConstMatrixView<S> y = outputs.view();
+  const ConstMatrixView<A> weights = routing.expert_weights.view();
+  parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) {
+      const std::span<A> sum = out.out.row(t);
+      std::fill(sum.begin(), sum.end(), A(0));
+      for (std::int64_t k = 0; k < dims.top_k; ++k) {
+        const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
+        if (row >= 0) {
+          for (std::size_t d = 0; d < sum.size(); ++d) {
+            sum[d] += weights(t, k) * widen<A>(y.row(row)[d]);
+          }
+        }
+      }
+    }
+  });
+  if (dims.has_shared_expert()) {
+    const detail::ExpertRows<A> rows = detail::shared_rows(dims, in);
+    const detail::Matrix<S> shared =
+        detail::experts_forward(detail::shared_expert(dims, in), rows, in.hidden);
+    const ConstMatrixView<S> shared_y = shared.view();
+    parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t t = first; t < last; ++t) {
+        for (std::int64_t d = 0; d < dims.hidden; ++d) {
+          out.out(t, d) += rows.weight(t) * widen<A>(shared_y(t, d));
+        }
+      }
+    });
+  }
+  detail::copy_into(routing.expert_ids.view(), out.expert_ids);
+  detail::copy_into(weights, out.expert_weights);
+  detail::copy_into(routing.logits.view(), out.router_logits);
+  std::copy_n(routing.group_sizes.begin(), out.group_sizes.size(), out.group_sizes.begin());
+  return routing.report;
+}
+
+/// The backward of `forward`, called with the same dims, inputs and options; it routes and runs the experts'
+/// first half again instead of reading residuals.
+///   o = d_out[t], a = activation of the slot's row:
+///   wo_input:  q = o * wo^T, d_w = <q, a>, d_a = w q, d_wo += (w a)^T o
+///   wo_output: d_w = <o, Y>, d_y = w o, d_a = d_y * wo^T, d_wo += a^T d_y
+///   d_l = route_backward(d_w) + d_router_logits;  d_router_weight = sum_t h[t]^T d_l[t]
+///   d_hidden[t] = sum_k d_x of its kept slots + d_l[t] * router_weight^T + the shared expert's part
+/// shapes    as the structs say
+/// dtypes    as forward; what stands for the cotangents of Y, of the activation and of X*wi is rounded to S
+///           (w a as well), everything else is in the accumulator
+/// writes    all of d_hidden; each weight cotangent given, overwritten or added to once
+/// alias     outputs disjoint from inputs and each other
+/// specials  a dropped slot gives and gets nothing. Excluded padding: its rows of hidden, d_out and
+///           d_router_logits are not read by the routed part, d_hidden there is the shared expert's alone.
+///           An expert without rows: exact zeros, written. Router frozen: d_router_weight is zero (adds
+///           nothing), d_hidden keeps the router's part. K = 1: the router gets exactly 0 from d_out
+/// order     rows of a weight cotangent in slot order, folded 256 at a time; same bits for any thread count
+/// memory    [R, 3F] of S and [R, D] of A for R kept slots, besides what forward takes
+/// throws    as forward; Error for cotangents of another shape, or wanted of a shared expert that is not
+/// source    spec/moe.md 4, 4.1, 6 and 8
+template <Storage S, Storage R>
+LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotangents<S>& d,
+                     const Options& options, const InputCotangents<AccumulatorOf<S>>& out) {
+  using A = AccumulatorOf<S>;
+  constexpr std::string_view where = "moe::reference::backward";
+  detail::check_inputs(where, dims, in);
+  require_shape(where, "d_out", d.d_out, "dims.tokens", dims.tokens, "dims.hidden", dims.hidden);
+  if (!d.d_router_logits.is_null()) {
+    require_shape(where, "d_router_logits", d.d_router_logits, "dims.tokens", dims.tokens,
+                  "dims.experts", dims.experts);
+  }
+  detail::check_options(where, dims, options);
+  require_shape(where, "d_hidden", out.d_hidden, "dims.tokens", dims.tokens, "dims.hidden",
+                dims.hidden);
+  detail::check_cotangent(where, "d_router_weight", out.d_router_weight, "dims.hidden", dims.hidden,
+                          "dims.experts", dims.experts);
+  detail::check_cotangent(where, "d_wi", out.d_wi, "dims.experts * dims.hidden",
+                          dims.experts * dims.hidden, "2 * dims.expert_hidden",
+                          2 * dims.expert_hidden);
+  detail::check_cotangent(where, "d_wo", out.d_wo, "dims.experts * dims.expert_hidden",
+                          dims.experts * dims.expert_hidden, "dims.hidden", dims.hidden);
+  detail::check_cotangent(where, "d_shared_wi", out.d_shared_wi, "dims.hidden", dims.hidden,
+                          "2 * dims.shared_hidden", 2 * dims.shared_hidden);
+  detail::check_cotangent(where, "d_shared_wo", out.d_shared_wo, "dims.shared_hidden",
+                          dims.shared_hidden, "dims.hidden", dims.hidden);
+  detail::check_cotangent(where, "d_shared_gate", out.d_shared_gate, "dims.hidden", dims.hidden,
+                          "columns", 1);
+
+  const detail::Routing<A> routing = detail::route_layer(dims, in, options);
+  const detail::ExpertRowCotangents<A> routed =
+      detail::experts_backward(detail::routed_experts(dims, in), routing.rows, in.hidden, d.d_out,
+                               options.weight_grad_from, out.d_wi, out.d_wo);
+  const ConstMatrixView<A> d_rows = routed.d_rows.view();
+
+  // Only the slot's own expert knows its routing weight's cotangent; a slot without a row has none.
+  detail::Matrix<A> d_expert_weights(dims.tokens, dims.top_k);
+  const MatrixView<A> d_weights = d_expert_weights.view();
+  for (std::int64_t slot = 0; slot < dims.slots(); ++slot) {
+    const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(slot)];
+    d_weights(slot / dims.top_k, slot % dims.top_k) =
+        row < 0 ? A(0) : routed.d_weights[static_cast<std::size_t>(row)];
+  }
+  detail::Matrix<A> d_logits_storage(dims.tokens, dims.experts);
+  const MatrixView<A> d_logits = d_logits_storage.view();
+  route_backward<A>(dims.router(),
+                    {.router_logits = routing.logits.view(),
+                     .expert_ids = routing.expert_ids.view(),
+                     .d_expert_weights = d_weights},
+                    options.router, d_logits);
+
+  const auto routed_tokens = static_cast<std::int64_t>(routing.tokens.size());
+  const auto token = [&](std::int64_t i) {
+    return std::int64_t{routing.tokens[static_cast<std::size_t>(i)]};
+  };
+  parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) {
+      const std::span<A> sum = out.d_hidden.row(t);
+      std::fill(sum.begin(), sum.end(), A(0));
+      for (std::int64_t k = 0; k < dims.top_k; ++k) {
+        const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
+        if (row >= 0) {
+          for (std::size_t c = 0; c < sum.size(); ++c) {
+            sum[c] += d_rows.row(row)[c];
+          }
+        }
+      }
+    }
+  });
+  parallel_blocks(routed_tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    if (!d.d_router_logits.is_null()) {
+      for (std::int64_t i = first; i < last; ++i) {
+        for (std::int64_t e = 0; e < dims.experts; ++e) {
+          d_logits(token(i), e) += d.d_router_logits(token(i), e);
+        }
+      }
+    }
+    detail::product<A>(
+        last - first, dims.hidden, dims.experts,
+        [&](std::int64_t i, std::int64_t e) { return d_logits(token(first + i), e); },
+        [&](std::int64_t e, std::int64_t c) { return widen<A>(in.router_weight(c, e)); },
+        [&](std::int64_t i, std::int64_t c, A sum) { out.d_hidden(token(first + i), c) += sum; });
+  });
+  if (out.d_router_weight.wanted()) {
+    const std::int64_t terms =
+        options.router_training == RouterTraining::frozen ? 0 : routed_tokens;
+    parallel_blocks(dims.hidden, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
+      detail::product<A>(
+          last - first, dims.experts, terms,
+          [&](std::int64_t i, std::int64_t r) { return widen<A>(in.hidden(token(r), first + i)); },
+          [&](std::int64_t r, std::int64_t e) { return d_logits(token(r), e); },
+          detail::store_into(out.d_router_weight, first));
+    });
+  }
+
+  if (dims.has_shared_expert()) {
+    const detail::ExpertRows<A> rows = detail::shared_rows(dims, in);
+    const detail::ExpertRowCotangents<A> shared =
+        detail::experts_backward(detail::shared_expert(dims, in), rows, in.hidden, d.d_out,
+                                 options.weight_grad_from, out.d_shared_wi, out.d_shared_wo);
+    const ConstMatrixView<A> d_shared_rows = shared.d_rows.view();
+    const auto d_gate = [&](std::int64_t t) {  // through the sigmoid
+      const A gate = rows.weight(t);
+      return gate * (A(1) - gate) * shared.d_weights[static_cast<std::size_t>(t)];
+    };
+    parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
+      for (std::int64_t t = first; t < last; ++t) {
+        const A d_z = d_gate(t);
+        for (std::int64_t c = 0; c < dims.hidden; ++c) {
+          out.d_hidden(t, c) += d_shared_rows(t, c) + d_z * widen<A>(in.shared_gate(c, 0));
+        }
+      }
+    });
+    if (out.d_shared_gate.wanted()) {
+      detail::product<A>(
+          dims.hidden, 1, dims.tokens,
+          [&](std::int64_t c, std::int64_t t) { return widen<A>(in.hidden(t, c)); },
+          [&](std::int64_t t, std::int64_t) { return d_gate(t); },
+          detail::store_into(out.d_shared_gate, 0));
+    }
+  }
+  return routing.report;
+}
+
+}  // namespace heddle::moe::reference
