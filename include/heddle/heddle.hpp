@@ -32,6 +32,7 @@
 #include "heddle/moe/reference.hpp"
 #include "heddle/moe/reference_drops.hpp"
 #include "heddle/moe/reference_glu.hpp"
+#include "heddle/moe/reference_losses.hpp"
 #include "heddle/moe/reference_maps.hpp"
 #include "heddle/moe/reference_router.hpp"
 #include "heddle/packing/attention_tiles.hpp"

@@ -235,7 +235,8 @@ template <Storage S, Storage R>
       .hidden = dims.hidden, .width = dims.shared_hidden, .wi = in.shared_wi, .wo = in.shared_wo};
 }
 
-/// The shared expert is one that every token goes to, padding too, with weight sigmoid(h * shared_gate).
+/// The shared expert is one that every token goes to, padding too, with weight sigmoid(h *
+/// shared_gate).
 template <Storage S, Storage R>
 [[nodiscard]] ExpertRows<AccumulatorOf<S>> shared_rows(const Dims& dims, const Inputs<S, R>& in) {
   using A = AccumulatorOf<S>;
@@ -272,21 +273,22 @@ void copy_into(ConstMatrixView<T> source, MatrixView<T> target) {
 ///   l = h * router_weight;  (ids, w) = route(l)
 ///   out[t] = sum_k w[t,k] * Y_{ids[t,k]}(h[t]) + sigmoid(h[t] * shared_gate) * Y_shared(h[t])
 ///   Y_e(x) = (silu(x * wi_e[:, :F]) * (x * wi_e[:, F:])) * wo_e
-/// The devices of options.dispatch are a model: it decides which slots find no room. Those add nothing, and
-/// the other weights of the token stay as they are.
+/// The devices of options.dispatch are a model: it decides which slots find no room. Those add
+/// nothing, and the other weights of the token stay as they are.
 /// shapes    as the structs say
-/// dtypes    S storage, R the router's (the same accumulator); logits, weights and out in the accumulator A.
-///           X*wi, the activation and Y are rounded to S
+/// dtypes    S storage, R the router's (the same accumulator); logits, weights and out in the
+///           accumulator A. X*wi, the activation and Y are rounded to S
 /// writes    all of out and of each output given
 /// alias     outputs disjoint from inputs and each other
-/// specials  excluded padding: its hidden row is not read by the routed part, which gives exactly 0 there;
-///           the shared expert runs on every row. T = 0: group_sizes are 0. Other cases: see route
-/// order     k ascending into +0, the shared expert last; same bits for any thread count, and for a token
-///           whatever other tokens there are, as long as none of its slots is dropped
+/// specials  excluded padding: its hidden row is not read by the routed part, which gives exactly 0
+///           there; the shared expert runs on every row. T = 0: group_sizes are 0. Other cases: see
+///           route
+/// order     k ascending into +0, the shared expert last; same bits for any thread count, and for a
+///           token whatever other tokens there are, as long as none of its slots is dropped
 /// memory    [R,D] of S for R kept slots, [T,E] of A, the maps
 /// cost      6 D F flops a kept slot, 2 D E a routed token, 6 D Fs a token
-/// throws    Error for bad dims or options, views of another shape, negative segment ids, shared weights
-///           without dims.shared_hidden
+/// throws    Error for bad dims or options, views of another shape, negative segment ids, shared
+///           weights without dims.shared_hidden
 /// source    spec/moe.md 1 to 8
 template <Storage S, Storage R>
 LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& options,
@@ -351,25 +353,28 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
   return routing.report;
 }
 
-/// The backward of `forward`, called with the same dims, inputs and options; it routes and runs the experts'
-/// first half again instead of reading residuals.
+/// The backward of `forward`, called with the same dims, inputs and options; it routes and runs the
+/// experts' first half again instead of reading residuals.
 ///   o = d_out[t], a = activation of the slot's row:
 ///   wo_input:  q = o * wo^T, d_w = <q, a>, d_a = w q, d_wo += (w a)^T o
 ///   wo_output: d_w = <o, Y>, d_y = w o, d_a = d_y * wo^T, d_wo += a^T d_y
 ///   d_l = route_backward(d_w) + d_router_logits;  d_router_weight = sum_t h[t]^T d_l[t]
 ///   d_hidden[t] = sum_k d_x of its kept slots + d_l[t] * router_weight^T + the shared expert's part
 /// shapes    as the structs say
-/// dtypes    as forward; what stands for the cotangents of Y, of the activation and of X*wi is rounded to S
-///           (w a as well), everything else is in the accumulator
+/// dtypes    as forward; what stands for the cotangents of Y, of the activation and of X*wi is
+///           rounded to S (w a as well), everything else is in the accumulator
 /// writes    all of d_hidden; each weight cotangent given, overwritten or added to once
 /// alias     outputs disjoint from inputs and each other
 /// specials  a dropped slot gives and gets nothing. Excluded padding: its rows of hidden, d_out and
-///           d_router_logits are not read by the routed part, d_hidden there is the shared expert's alone.
-///           An expert without rows: exact zeros, written. Router frozen: d_router_weight is zero (adds
-///           nothing), d_hidden keeps the router's part. K = 1: the router gets exactly 0 from d_out
-/// order     rows of a weight cotangent in slot order, folded 256 at a time; same bits for any thread count
+///           d_router_logits are not read by the routed part, d_hidden there is the shared expert's
+///           alone. An expert without rows: exact zeros, written. Router frozen: d_router_weight is
+///           zero (adds nothing), d_hidden keeps the router's part. K = 1: the router gets exactly
+///           0 from d_out
+/// order     rows of a weight cotangent in slot order, folded 256 at a time; same bits for any
+///           thread count
 /// memory    [R, 3F] of S and [R, D] of A for R kept slots, besides what forward takes
-/// throws    as forward; Error for cotangents of another shape, or wanted of a shared expert that is not
+/// throws    as forward; Error for cotangents of another shape, or wanted of a shared expert that
+///           is not
 /// source    spec/moe.md 4, 4.1, 6 and 8
 template <Storage S, Storage R>
 LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotangents<S>& d,

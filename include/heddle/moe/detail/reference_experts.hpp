@@ -39,7 +39,8 @@ struct Experts {
   ConstMatrixView<S> wo;    // [count*F, D]
 };
 
-/// The rows that experts compute, those of an expert together: row r is token tokens[r], times weights[r].
+/// The rows that experts compute, those of an expert together: row r is token tokens[r], times
+/// weights[r].
 template <Accumulator A>
 struct ExpertRows {
   std::vector<std::int32_t> tokens;   // [R]
@@ -139,7 +140,8 @@ struct ExpertRowCotangents {
   std::vector<A> d_weights;  // [R]
 };
 
-/// Through Y = glu(X * wi) * wo of every row, for the cotangent weights[r] * d_out[tokens[r]] of its output.
+/// Through Y = glu(X * wi) * wo of every row, for the cotangent weights[r] * d_out[tokens[r]] of
+/// its output.
 template <Storage S>
 [[nodiscard]] ExpertRowCotangents<AccumulatorOf<S>> experts_backward(
     const Experts<S>& experts, const ExpertRows<AccumulatorOf<S>>& rows, ConstMatrixView<S> hidden,
@@ -150,7 +152,8 @@ template <Storage S>
   ExpertRowCotangents<A> result{Matrix<A>(rows.count(), experts.hidden),
                                 std::vector<A>(static_cast<std::size_t>(rows.count()))};
   const MatrixView<A> d_rows = result.d_rows.view();
-  // The factors of d_wo: under wo_input the weight stands at the activation, under wo_output at d_out.
+  // The factors of d_wo: under wo_input the weight stands at the activation, under wo_output at
+  // d_out.
   Matrix<S> activations(rows.count(), width);
   Matrix<S> d_gate_ups(rows.count(), 2 * width);
   const auto d_output = [&](std::int64_t row, std::int64_t d) {
