@@ -359,7 +359,7 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
 ///   wo_input:  q = o * wo^T, d_w = <q, a>, d_a = w q, d_wo += (w a)^T o
 ///   wo_output: d_w = <o, Y>, d_y = w o, d_a = d_y * wo^T, d_wo += a^T d_y
 ///   d_l = route_backward(d_w) + d_router_logits;  d_router_weight = sum_t h[t]^T d_l[t]
-///   d_hidden[t] = sum_k d_x of its kept slots + d_l[t] * router_weight^T + the shared expert's part
+///   d_hidden[t] = sum_k d_x of its kept slots + d_l[t] * router_weight^T + the shared part
 /// shapes    as the structs say
 /// dtypes    as forward; what stands for the cotangents of Y, of the activation and of X*wi is
 ///           rounded to S (w a as well), everything else is in the accumulator

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -90,21 +92,17 @@ template <Accumulator A, Storage S>
   return result;
 }
 
-/// Calls use(t, logsumexp of its row) for the tokens of [first, last) that the losses take: routed,
-/// and with a finite logsumexp.
-template <Storage S, class Use>
-void for_each_loss_token(ConstMatrixView<S> router_logits, ConstMatrixView<std::int32_t> expert_ids,
-                         std::int64_t first, std::int64_t last, const Use& use) {
+/// The logsumexp of a token's row, or nothing for a token that the losses leave out: an unrouted one,
+/// and one whose logsumexp is not finite.
+template <Storage S>
+[[nodiscard]] std::optional<Logsumexp<AccumulatorOf<S>>> loss_row(
+    ConstMatrixView<S> router_logits, ConstMatrixView<std::int32_t> expert_ids, std::int64_t t) {
   using A = AccumulatorOf<S>;
-  for (std::int64_t t = first; t < last; ++t) {
-    if (expert_ids(t, 0) == unrouted) {
-      continue;
-    }
-    const Logsumexp<A> row = logsumexp<A>(router_logits.row(t));
-    if (std::isfinite(row.max)) {
-      use(t, row);
-    }
+  if (expert_ids(t, 0) == unrouted) {
+    return std::nullopt;
   }
+  const Logsumexp<A> row = logsumexp<A>(router_logits.row(t));
+  return std::isfinite(row.max) ? std::optional<Logsumexp<A>>(row) : std::nullopt;
 }
 
 template <Storage S>
@@ -168,18 +166,21 @@ void add_router_loss_sums(const RouterDims& dims, ConstMatrixView<S> router_logi
   std::vector<RouterLossSums<A>> partial(static_cast<std::size_t>(blocks), nothing);
   parallel_blocks(dims.tokens, detail::loss_grain, [&](std::int64_t first, std::int64_t last) {
     RouterLossSums<A>& block = partial[static_cast<std::size_t>(first / detail::loss_grain)];
-    detail::for_each_loss_token(router_logits, expert_ids, first, last,
-                                [&](std::int64_t t, const detail::Logsumexp<A>& row) {
-                                  for (const std::int32_t id : expert_ids.row(t)) {
-                                    ++block.counts[static_cast<std::size_t>(id)];
-                                  }
-                                  for (std::size_t e = 0; e < experts; ++e) {
-                                    block.probabilities[e] +=
-                                        row.probability(router_logits.row(t)[e]);
-                                  }
-                                  block.squared_logsumexp += row.value() * row.value();
-                                  ++block.tokens;
-                                });
+    for (std::int64_t t = first; t < last; ++t) {
+      const auto row = detail::loss_row(router_logits, expert_ids, t);
+      if (!row) {
+        continue;
+      }
+      for (const std::int32_t id : expert_ids.row(t)) {
+        ++block.counts[static_cast<std::size_t>(id)];
+      }
+      for (std::size_t e = 0; e < experts; ++e) {
+        block.probabilities[e] += row->probability(router_logits.row(t)[e]);
+      }
+      const A value = row->value();
+      block.squared_logsumexp += value * value;
+      ++block.tokens;
+    }
   });
   for (const RouterLossSums<A>& block : partial) {
     for (std::size_t e = 0; e < experts; ++e) {
@@ -192,7 +193,8 @@ void add_router_loss_sums(const RouterDims& dims, ConstMatrixView<S> router_logi
 }
 
 /// The load-balance loss of one set of tokens.
-///   weight / sequences * E * sum_e f_e P_e,  f_e = counts_e / tokens,  P_e = probabilities_e / tokens
+///   weight / sequences * E * sum_e f_e P_e
+///   f_e = counts_e / tokens,  P_e = probabilities_e / tokens
 /// specials  no tokens: 0
 /// throws    Error for bad dims or options, sums of another E
 /// source    spec/moe.md 8; BalanceScale::top_k as maxtext, BalanceScale::one as megablocks
@@ -232,18 +234,20 @@ void balance_loss_backward(const RouterDims& dims, ConstMatrixView<S> router_log
   const A factor = detail::balance_factor<A>(dims, sums.tokens, options);
   const auto cost = [&](std::size_t e) { return factor * static_cast<A>(sums.counts[e]); };
   parallel_blocks(dims.tokens, detail::loss_grain, [&](std::int64_t first, std::int64_t last) {
-    detail::for_each_loss_token(router_logits, expert_ids, first, last,
-                                [&](std::int64_t t, const detail::Logsumexp<A>& row) {
-                                  const std::span<const S> logits = router_logits.row(t);
-                                  A mean = A(0);
-                                  for (std::size_t e = 0; e < logits.size(); ++e) {
-                                    mean += cost(e) * row.probability(logits[e]);
-                                  }
-                                  for (std::size_t e = 0; e < logits.size(); ++e) {
-                                    d_router_logits.row(t)[e] +=
-                                        row.probability(logits[e]) * (cost(e) - mean);
-                                  }
-                                });
+    for (std::int64_t t = first; t < last; ++t) {
+      const auto row = detail::loss_row(router_logits, expert_ids, t);
+      if (!row) {
+        continue;
+      }
+      const std::span<const S> logits = router_logits.row(t);
+      A mean = A(0);
+      for (std::size_t e = 0; e < logits.size(); ++e) {
+        mean += cost(e) * row->probability(logits[e]);
+      }
+      for (std::size_t e = 0; e < logits.size(); ++e) {
+        d_router_logits.row(t)[e] += row->probability(logits[e]) * (cost(e) - mean);
+      }
+    }
   });
 }
 
@@ -279,14 +283,17 @@ void z_loss_backward(const RouterDims& dims, ConstMatrixView<S> router_logits,
   const A factor =
       sums.tokens == 0 ? A(0) : A(2) * static_cast<A>(options.weight) / static_cast<A>(sums.tokens);
   parallel_blocks(dims.tokens, detail::loss_grain, [&](std::int64_t first, std::int64_t last) {
-    detail::for_each_loss_token(router_logits, expert_ids, first, last,
-                                [&](std::int64_t t, const detail::Logsumexp<A>& row) {
-                                  const std::span<const S> logits = router_logits.row(t);
-                                  for (std::size_t e = 0; e < logits.size(); ++e) {
-                                    d_router_logits.row(t)[e] +=
-                                        factor * row.value() * row.probability(logits[e]);
-                                  }
-                                });
+    for (std::int64_t t = first; t < last; ++t) {
+      const auto row = detail::loss_row(router_logits, expert_ids, t);
+      if (!row) {
+        continue;
+      }
+      const std::span<const S> logits = router_logits.row(t);
+      const A scale = factor * row->value();
+      for (std::size_t e = 0; e < logits.size(); ++e) {
+        d_router_logits.row(t)[e] += scale * row->probability(logits[e]);
+      }
+    }
   });
 }
 
