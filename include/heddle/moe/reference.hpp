@@ -143,6 +143,26 @@ void check_cotangent(std::string_view where, const std::string& argument,
   }
 }
 
+template <Accumulator A>
+void check_shared_cotangents(std::string_view where, const Dims& dims,
+                             const InputCotangents<A>& out) {
+  if (!dims.has_shared_expert()) {
+    const auto refuse = [&](std::string_view argument, const WeightCotangent<A>& cotangent) {
+      require(!cotangent.wanted(), where, argument, "a matrix",
+              "must be null when dims.shared_hidden is 0");
+    };
+    refuse("d_shared_wi", out.d_shared_wi);
+    refuse("d_shared_wo", out.d_shared_wo);
+    refuse("d_shared_gate", out.d_shared_gate);
+  }
+  check_cotangent(where, "d_shared_wi", out.d_shared_wi, "dims.hidden", dims.hidden,
+                  "2 * dims.shared_hidden", 2 * dims.shared_hidden);
+  check_cotangent(where, "d_shared_wo", out.d_shared_wo, "dims.shared_hidden", dims.shared_hidden,
+                  "dims.hidden", dims.hidden);
+  check_cotangent(where, "d_shared_gate", out.d_shared_gate, "dims.hidden", dims.hidden, "columns",
+                  1);
+}
+
 /// What forward and backward both need to know before any expert computes.
 template <Accumulator A>
 struct Routing {
@@ -257,6 +277,89 @@ template <Storage S, Storage R>
   return rows;
 }
 
+/// sums[t] = sum_k term(t, k, row, d) over the slots of t that have a row, k ascending from +0.
+template <Accumulator A, class Term>
+void sum_over_slots(const Routing<A>& routing, MatrixView<A> sums, const Term& term) {
+  const std::int64_t top_k = routing.expert_ids.view().cols();
+  parallel_blocks(sums.rows(), rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) {
+      const std::span<A> sum = sums.row(t);
+      std::fill(sum.begin(), sum.end(), A(0));
+      for (std::int64_t k = 0; k < top_k; ++k) {
+        const std::int64_t row = routing.row_of_slot[static_cast<std::size_t>(t * top_k + k)];
+        if (row >= 0) {
+          for (std::int64_t d = 0; d < sums.cols(); ++d) {
+            sum[static_cast<std::size_t>(d)] += term(t, k, row, d);
+          }
+        }
+      }
+    }
+  });
+}
+
+/// The cotangent of every token's logits; 0 on rows that are routed nowhere.
+template <Accumulator A>
+[[nodiscard]] Matrix<A> logits_cotangent(const Dims& dims, const Routing<A>& routing,
+                                         const std::vector<A>& d_row_weights,
+                                         ConstMatrixView<A> d_router_logits,
+                                         const RouterOptions& options) {
+  // Only the slot's own expert knows its weight's cotangent; a slot without a row has none.
+  Matrix<A> d_expert_weights(dims.tokens, dims.top_k);
+  const MatrixView<A> d_weights = d_expert_weights.view();
+  for (std::int64_t t = 0; t < dims.tokens; ++t) {
+    for (std::int64_t k = 0; k < dims.top_k; ++k) {
+      const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
+      d_weights(t, k) = row < 0 ? A(0) : d_row_weights[static_cast<std::size_t>(row)];
+    }
+  }
+  Matrix<A> result(dims.tokens, dims.experts);
+  const MatrixView<A> d_logits = result.view();
+  route_backward<A>(dims.router(),
+                    {.router_logits = routing.logits.view(),
+                     .expert_ids = routing.expert_ids.view(),
+                     .d_expert_weights = d_weights},
+                    options, d_logits);
+  if (!d_router_logits.is_null()) {
+    for (const std::int64_t t : routing.tokens) {
+      for (std::int64_t e = 0; e < dims.experts; ++e) {
+        d_logits(t, e) += d_router_logits(t, e);
+      }
+    }
+  }
+  return result;
+}
+
+/// Adds the shared expert's part to d_hidden and writes the cotangents of its weights.
+template <Storage S, Storage R>
+void shared_backward(const Dims& dims, const Inputs<S, R>& in, ConstMatrixView<S> d_out,
+                     WeightGradFrom weight_grad_from,
+                     const InputCotangents<AccumulatorOf<S>>& out) {
+  using A = AccumulatorOf<S>;
+  const ExpertRows<A> rows = shared_rows(dims, in);
+  const ExpertRowCotangents<A> shared =
+      experts_backward(shared_expert(dims, in), rows, in.hidden, d_out, weight_grad_from,
+                       out.d_shared_wi, out.d_shared_wo);
+  const ConstMatrixView<A> d_rows = shared.d_rows.view();
+  const auto d_gate = [&](std::int64_t t) {  // through the sigmoid
+    const A gate = rows.weight(t);
+    return gate * (A(1) - gate) * shared.d_weights[static_cast<std::size_t>(t)];
+  };
+  parallel_blocks(dims.tokens, rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) {
+      const A d_z = d_gate(t);
+      for (std::int64_t c = 0; c < dims.hidden; ++c) {
+        out.d_hidden(t, c) += d_rows(t, c) + d_z * widen<A>(in.shared_gate(c, 0));
+      }
+    }
+  });
+  if (out.d_shared_gate.wanted()) {
+    product<A>(
+        dims.hidden, 1, dims.tokens,
+        [&](std::int64_t c, std::int64_t t) { return widen<A>(in.hidden(t, c)); },
+        [&](std::int64_t t, std::int64_t) { return d_gate(t); }, store_into(out.d_shared_gate, 0));
+  }
+}
+
 template <class T>
 void copy_into(ConstMatrixView<T> source, MatrixView<T> target) {
   if (target.is_null()) {
@@ -319,20 +422,10 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
       detail::experts_forward(detail::routed_experts(dims, in), routing.rows, in.hidden);
   const ConstMatrixView<S> y = outputs.view();
   const ConstMatrixView<A> weights = routing.expert_weights.view();
-  parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t t = first; t < last; ++t) {
-      const std::span<A> sum = out.out.row(t);
-      std::fill(sum.begin(), sum.end(), A(0));
-      for (std::int64_t k = 0; k < dims.top_k; ++k) {
-        const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
-        if (row >= 0) {
-          for (std::size_t d = 0; d < sum.size(); ++d) {
-            sum[d] += weights(t, k) * widen<A>(y.row(row)[d]);
-          }
-        }
-      }
-    }
-  });
+  detail::sum_over_slots(routing, out.out,
+                         [&](std::int64_t t, std::int64_t k, std::int64_t row, std::int64_t d) {
+                           return weights(t, k) * widen<A>(y(row, d));
+                         });
   if (dims.has_shared_expert()) {
     const detail::ExpertRows<A> rows = detail::shared_rows(dims, in);
     const detail::Matrix<S> shared =
@@ -373,8 +466,10 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
 /// order     rows of a weight cotangent in slot order, folded 256 at a time; same bits for any
 ///           thread count
 /// memory    [R, 3F] of S and [R, D] of A for R kept slots, besides what forward takes
-/// throws    as forward; Error for cotangents of another shape, or wanted of a shared expert that
-///           is not
+/// cost      16 D F flops a kept slot (18 under wo_output), 6 D E a routed token, 16 D Fs a token
+///           (18)
+/// throws    as forward; Error for cotangents of another shape, or of a shared expert that is not
+///           there
 /// source    spec/moe.md 4, 4.1, 6 and 8
 template <Storage S, Storage R>
 LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotangents<S>& d,
@@ -397,61 +492,25 @@ LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotan
                           2 * dims.expert_hidden);
   detail::check_cotangent(where, "d_wo", out.d_wo, "dims.experts * dims.expert_hidden",
                           dims.experts * dims.expert_hidden, "dims.hidden", dims.hidden);
-  detail::check_cotangent(where, "d_shared_wi", out.d_shared_wi, "dims.hidden", dims.hidden,
-                          "2 * dims.shared_hidden", 2 * dims.shared_hidden);
-  detail::check_cotangent(where, "d_shared_wo", out.d_shared_wo, "dims.shared_hidden",
-                          dims.shared_hidden, "dims.hidden", dims.hidden);
-  detail::check_cotangent(where, "d_shared_gate", out.d_shared_gate, "dims.hidden", dims.hidden,
-                          "columns", 1);
+  detail::check_shared_cotangents(where, dims, out);
 
   const detail::Routing<A> routing = detail::route_layer(dims, in, options);
   const detail::ExpertRowCotangents<A> routed =
       detail::experts_backward(detail::routed_experts(dims, in), routing.rows, in.hidden, d.d_out,
                                options.weight_grad_from, out.d_wi, out.d_wo);
   const ConstMatrixView<A> d_rows = routed.d_rows.view();
+  detail::sum_over_slots(
+      routing, out.d_hidden,
+      [&](std::int64_t, std::int64_t, std::int64_t row, std::int64_t c) { return d_rows(row, c); });
 
-  // Only the slot's own expert knows its routing weight's cotangent; a slot without a row has none.
-  detail::Matrix<A> d_expert_weights(dims.tokens, dims.top_k);
-  const MatrixView<A> d_weights = d_expert_weights.view();
-  for (std::int64_t slot = 0; slot < dims.slots(); ++slot) {
-    const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(slot)];
-    d_weights(slot / dims.top_k, slot % dims.top_k) =
-        row < 0 ? A(0) : routed.d_weights[static_cast<std::size_t>(row)];
-  }
-  detail::Matrix<A> d_logits_storage(dims.tokens, dims.experts);
-  const MatrixView<A> d_logits = d_logits_storage.view();
-  route_backward<A>(dims.router(),
-                    {.router_logits = routing.logits.view(),
-                     .expert_ids = routing.expert_ids.view(),
-                     .d_expert_weights = d_weights},
-                    options.router, d_logits);
-
-  const auto routed_tokens = static_cast<std::int64_t>(routing.tokens.size());
+  const detail::Matrix<A> d_router_logits =
+      detail::logits_cotangent(dims, routing, routed.d_weights, d.d_router_logits, options.router);
+  const ConstMatrixView<A> d_logits = d_router_logits.view();  // [T,E]
   const auto token = [&](std::int64_t i) {
     return std::int64_t{routing.tokens[static_cast<std::size_t>(i)]};
   };
-  parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t t = first; t < last; ++t) {
-      const std::span<A> sum = out.d_hidden.row(t);
-      std::fill(sum.begin(), sum.end(), A(0));
-      for (std::int64_t k = 0; k < dims.top_k; ++k) {
-        const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
-        if (row >= 0) {
-          for (std::size_t c = 0; c < sum.size(); ++c) {
-            sum[c] += d_rows.row(row)[c];
-          }
-        }
-      }
-    }
-  });
+  const auto routed_tokens = static_cast<std::int64_t>(routing.tokens.size());
   parallel_blocks(routed_tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-    if (!d.d_router_logits.is_null()) {
-      for (std::int64_t i = first; i < last; ++i) {
-        for (std::int64_t e = 0; e < dims.experts; ++e) {
-          d_logits(token(i), e) += d.d_router_logits(token(i), e);
-        }
-      }
-    }
     detail::product<A>(
         last - first, dims.hidden, dims.experts,
         [&](std::int64_t i, std::int64_t e) { return d_logits(token(first + i), e); },
@@ -461,40 +520,19 @@ LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotan
   if (out.d_router_weight.wanted()) {
     const std::int64_t terms =
         options.router_training == RouterTraining::frozen ? 0 : routed_tokens;
-    parallel_blocks(dims.hidden, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-      detail::product<A>(
-          last - first, dims.experts, terms,
-          [&](std::int64_t i, std::int64_t r) { return widen<A>(in.hidden(token(r), first + i)); },
-          [&](std::int64_t r, std::int64_t e) { return d_logits(token(r), e); },
-          detail::store_into(out.d_router_weight, first));
-    });
+    parallel_blocks(dims.hidden, detail::weight_rows_per_task,
+                    [&](std::int64_t first, std::int64_t last) {
+                      detail::product<A>(
+                          last - first, dims.experts, terms,
+                          [&](std::int64_t i, std::int64_t r) {
+                            return widen<A>(in.hidden(token(r), first + i));
+                          },
+                          [&](std::int64_t r, std::int64_t e) { return d_logits(token(r), e); },
+                          detail::store_into(out.d_router_weight, first));
+                    });
   }
-
   if (dims.has_shared_expert()) {
-    const detail::ExpertRows<A> rows = detail::shared_rows(dims, in);
-    const detail::ExpertRowCotangents<A> shared =
-        detail::experts_backward(detail::shared_expert(dims, in), rows, in.hidden, d.d_out,
-                                 options.weight_grad_from, out.d_shared_wi, out.d_shared_wo);
-    const ConstMatrixView<A> d_shared_rows = shared.d_rows.view();
-    const auto d_gate = [&](std::int64_t t) {  // through the sigmoid
-      const A gate = rows.weight(t);
-      return gate * (A(1) - gate) * shared.d_weights[static_cast<std::size_t>(t)];
-    };
-    parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t t = first; t < last; ++t) {
-        const A d_z = d_gate(t);
-        for (std::int64_t c = 0; c < dims.hidden; ++c) {
-          out.d_hidden(t, c) += d_shared_rows(t, c) + d_z * widen<A>(in.shared_gate(c, 0));
-        }
-      }
-    });
-    if (out.d_shared_gate.wanted()) {
-      detail::product<A>(
-          dims.hidden, 1, dims.tokens,
-          [&](std::int64_t c, std::int64_t t) { return widen<A>(in.hidden(t, c)); },
-          [&](std::int64_t t, std::int64_t) { return d_gate(t); },
-          detail::store_into(out.d_shared_gate, 0));
-    }
+    detail::shared_backward(dims, in, d.d_out, options.weight_grad_from, out);
   }
   return routing.report;
 }

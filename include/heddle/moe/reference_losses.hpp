@@ -92,8 +92,8 @@ template <Accumulator A, Storage S>
   return result;
 }
 
-/// The logsumexp of a token's row, or nothing for a token that the losses leave out: an unrouted one,
-/// and one whose logsumexp is not finite.
+/// The logsumexp of a token's row, or nothing for a token that the losses leave out: an unrouted
+/// one, and one whose logsumexp is not finite.
 template <Storage S>
 [[nodiscard]] std::optional<Logsumexp<AccumulatorOf<S>>> loss_row(
     ConstMatrixView<S> router_logits, ConstMatrixView<std::int32_t> expert_ids, std::int64_t t) {
