@@ -72,8 +72,8 @@ struct RouterOptions {
 /// where that does not come out even the last slices are short or empty, as if filled up with
 /// padding that is routed nowhere.
 struct DispatchOptions {
-  std::optional<double> buffer_factor;  ///< rows a device has room for, over the rows it has when
-                                        ///< balanced; none: no buffer, no drops
+  /// Rows that a device has room for, over those it has when balanced; none: no buffer, no drops.
+  std::optional<double> buffer_factor = std::nullopt;
   Strategy strategy = Strategy::ring;
   std::int64_t token_chunks = 1;
   std::int64_t groups = 1;  ///< expert groups side by side, each with all experts

@@ -32,16 +32,18 @@ struct Inputs {
   ConstMatrixView<R> router_weight;  ///< [D,E]
   ConstMatrixView<S> wi;             ///< [E*D, 2F], expert e in rows [e*D, (e+1)*D)
   ConstMatrixView<S> wo;             ///< [E*F, D]
-  ConstMatrixView<S> shared_wi;      ///< [D, 2Fs]; null, as the next two, without a shared expert
-  ConstMatrixView<S> shared_wo;      ///< [Fs, D]
-  ConstMatrixView<S> shared_gate;    ///< [D, 1]
-  ConstMatrixView<std::int32_t> forced_ids;   ///< [T,K] to replay, -1 = not replayed; null: none
-  std::span<const std::int32_t> segment_ids;  ///< [T], 0 = padding; empty: no padding
+  // Null, all three, without a shared expert.
+  ConstMatrixView<S> shared_wi = {};    ///< [D, 2Fs]
+  ConstMatrixView<S> shared_wo = {};    ///< [Fs, D]
+  ConstMatrixView<S> shared_gate = {};  ///< [D, 1]
+  // Null or empty where there is nothing to replay, or no padding.
+  ConstMatrixView<std::int32_t> forced_ids = {};   ///< [T,K], -1 = not replayed
+  std::span<const std::int32_t> segment_ids = {};  ///< [T], 0 = padding
 };
 
 struct Options {
-  RouterOptions router;
-  DispatchOptions dispatch;
+  RouterOptions router = {};
+  DispatchOptions dispatch = {};
   RouterTraining router_training = RouterTraining::trained;    ///< backward only
   WeightGradFrom weight_grad_from = WeightGradFrom::wo_input;  ///< backward only
 };
@@ -49,11 +51,11 @@ struct Options {
 /// Where the forward writes. All but `out` may be null.
 template <Accumulator A>
 struct Outputs {
-  MatrixView<A> out;                    ///< [T,D]
-  MatrixView<std::int32_t> expert_ids;  ///< [T,K], -1 at excluded padding
-  MatrixView<A> expert_weights;         ///< [T,K], 0 at excluded padding
-  MatrixView<A> router_logits;          ///< [T,E], 0 at excluded padding
-  std::span<std::int64_t> group_sizes;  ///< [E], slots of each expert before drops
+  MatrixView<A> out;                         ///< [T,D]
+  MatrixView<std::int32_t> expert_ids = {};  ///< [T,K], -1 at excluded padding
+  MatrixView<A> expert_weights = {};         ///< [T,K], 0 at excluded padding
+  MatrixView<A> router_logits = {};          ///< [T,E], 0 at excluded padding
+  std::span<std::int64_t> group_sizes = {};  ///< [E], slots of each expert before drops
 };
 
 struct LayerReport {
@@ -68,20 +70,21 @@ struct LayerReport {
 /// What the backward is given.
 template <Storage S>
 struct OutputCotangents {
-  ConstMatrixView<S> d_out;                           ///< [T,D]
-  ConstMatrixView<AccumulatorOf<S>> d_router_logits;  ///< [T,E] of losses on the logits; null: none
+  ConstMatrixView<S> d_out;  ///< [T,D]
+  /// [T,E] of losses on the logits; null: there are none.
+  ConstMatrixView<AccumulatorOf<S>> d_router_logits = {};
 };
 
 /// Where the backward writes. Each weight's may be null, then nothing of it is computed.
 template <Accumulator A>
 struct InputCotangents {
-  MatrixView<A> d_hidden;              ///< [T,D]
-  WeightCotangent<A> d_router_weight;  ///< [D,E]
-  WeightCotangent<A> d_wi;             ///< [E*D, 2F]
-  WeightCotangent<A> d_wo;             ///< [E*F, D]
-  WeightCotangent<A> d_shared_wi;      ///< [D, 2Fs]
-  WeightCotangent<A> d_shared_wo;      ///< [Fs, D]
-  WeightCotangent<A> d_shared_gate;    ///< [D, 1]
+  MatrixView<A> d_hidden;                   ///< [T,D]
+  WeightCotangent<A> d_router_weight = {};  ///< [D,E]
+  WeightCotangent<A> d_wi = {};             ///< [E*D, 2F]
+  WeightCotangent<A> d_wo = {};             ///< [E*F, D]
+  WeightCotangent<A> d_shared_wi = {};      ///< [D, 2Fs]
+  WeightCotangent<A> d_shared_wo = {};      ///< [Fs, D]
+  WeightCotangent<A> d_shared_gate = {};    ///< [D, 1]
 };
 
 namespace detail {

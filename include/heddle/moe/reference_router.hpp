@@ -20,9 +20,10 @@ namespace heddle::moe::reference {
 
 template <Storage S>
 struct RouterInputs {
-  ConstMatrixView<S> router_logits;           ///< [T,E]
-  ConstMatrixView<std::int32_t> forced_ids;   ///< [T,K] to replay, -1 = not replayed; null: none
-  std::span<const std::int32_t> segment_ids;  ///< [T], 0 = padding; empty: no padding
+  ConstMatrixView<S> router_logits;  ///< [T,E]
+  // Null or empty where there is nothing to replay, or no padding.
+  ConstMatrixView<std::int32_t> forced_ids = {};   ///< [T,K], -1 = not replayed
+  std::span<const std::int32_t> segment_ids = {};  ///< [T], 0 = padding
 };
 
 template <Accumulator A>

@@ -141,7 +141,6 @@ template <Storage S>
 [[nodiscard]] Matrix<S> experts_forward(const Experts<S>& experts,
                                         const ExpertRows<AccumulatorOf<S>>& rows,
                                         ConstMatrixView<S> hidden) {
-  using A = AccumulatorOf<S>;
   Matrix<S> outputs(rows.count(), experts.hidden);
   const MatrixView<S> y = outputs.view();
   for_each_block(row_blocks(rows), [&](const ExpertBlock& block) {
