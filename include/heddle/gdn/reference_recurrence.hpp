@@ -19,11 +19,11 @@ namespace heddle::gdn::reference {
 /// shapes    q, k [T,Dk]; v [T,Dv]; beta, g [T]; q may be null where no output is asked for
 template <Accumulator A>
 struct RecurrenceInputs {
-  ConstMatrixView<A> q;
-  ConstMatrixView<A> k;
-  ConstMatrixView<A> v;
-  std::span<const A> beta;
-  std::span<const A> g;
+  ConstMatrixView<A> q{};
+  ConstMatrixView<A> k{};
+  ConstMatrixView<A> v{};
+  std::span<const A> beta{};
+  std::span<const A> g{};
 };
 
 namespace detail {
@@ -129,11 +129,11 @@ void transition(const Segments& segments, const RecurrenceInputs<A>& inputs, Mat
 ///           token; d_q, d_k: added to, padding left alone, for the value heads of a group share them
 template <Accumulator A>
 struct RecurrenceCotangents {
-  MatrixView<A> d_q;
-  MatrixView<A> d_k;
-  MatrixView<A> d_v;
-  std::span<A> d_beta;
-  std::span<A> d_g;
+  MatrixView<A> d_q{};
+  MatrixView<A> d_k{};
+  MatrixView<A> d_v{};
+  std::span<A> d_beta{};
+  std::span<A> d_g{};
 };
 
 /// Backward of recurrence_forward, tokens descending, dS from the future:
