@@ -150,8 +150,8 @@ template <class S, class R = S>
   return p;
 }
 
-/// The layer from its definition, a token and a choice at a time, in double: `kept` says which slots
-/// have a row (empty: all).
+/// The layer from its definition, a token and a choice at a time, in double: `kept` says which
+/// slots have a row (empty: all).
 [[nodiscard]] inline std::vector<double> layer_by_definition(
     const Problem<double>& p, const std::vector<std::uint8_t>& kept = {}) {
   const auto D = static_cast<std::size_t>(p.dims.hidden);

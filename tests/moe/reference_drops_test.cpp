@@ -13,10 +13,10 @@
 #include "support/thrown_text.hpp"
 
 // Mutants these tests are written against: `<= room`; drops from the front; the boundary expert's
-// earliest slots dropped; all-to-all ordered as the ring; the last source kept; a drop not counted, or
-// of one device only; buffers shared by chunks or groups; chunks cut from the whole row instead of
-// each device's piece; a remainder of tokens skipped; padding taking room; a buffer of 0 taken for
-// none; B rounded instead of cut; the first expert of a device off by one.
+// earliest slots dropped; all-to-all ordered as the ring; the last source kept; a drop not counted,
+// or of one device only; buffers shared by chunks or groups; chunks cut from the whole row instead
+// of each device's piece; a remainder of tokens skipped; padding taking room; a buffer of 0 taken
+// for none; B rounded instead of cut; the first expert of a device off by one.
 
 namespace heddle::moe::reference {
 namespace {
@@ -52,7 +52,8 @@ Slots dropped_slots(const Dispatch& result, const Ids& ids) {
   return dropped;
 }
 
-// spec/moe.md 3: two devices of 3 rows. A device's slice is ceil(5 / 2) = 3 tokens, balanced 6 rows.
+// spec/moe.md 3: two devices of 3 rows. A device's slice is ceil(5 / 2) = 3 tokens, balanced 6
+// rows.
 TEST(ReferenceDrops, WorkedVector) {
   const Ids ids{2, 0, -1, -1, 0, 3, 0, 2, 2, 1};
   const Dispatch result = dispatched(ids, 4, 2, {.buffer_factor = 0.5, .shards = 2});
@@ -91,8 +92,8 @@ TEST(ReferenceDrops, BufferRowsAreCutNotRounded) {
   EXPECT_EQ(kept_slots(dispatched(ids, 1, 1, {.buffer_factor = 0.75})), (Slots{0, 1, 2}));
 }
 
-// Two devices, experts 0, 1 on the first and 2, 3 on the second; tokens 0-2 come from device 0, tokens
-// 3-5 from device 1. Device 0 is wanted by slots 0, 1, 2 (e1, e0, e1) and 3, 4 (e0, e0).
+// Two devices, experts 0, 1 on the first and 2, 3 on the second; tokens 0-2 come from device 0,
+// tokens 3-5 from device 1. Device 0 is wanted by slots 0, 1, 2 (e1, e0, e1) and 3, 4 (e0, e0).
 TEST(ReferenceDrops, AllToAllDropsTheLastSourceAndTheRingTheHighestExpert) {
   const Ids ids{1, 0, 1, 0, 0, 3};
   const DispatchOptions ring{.buffer_factor = 1.0, .shards = 2};  // B = 3 * 1
@@ -134,7 +135,8 @@ TEST(ReferenceDrops, GroupsHaveBuffersOfTheirOwn) {
 }
 
 TEST(ReferenceDrops, TokensThatDoNotDivideAreFilledUpNotSkipped) {
-  // Slices of ceil(7 / (2 * 2)) = 2: device 0 holds tokens 0-3, device 1 tokens 4-6 and one of fill.
+  // Slices of ceil(7 / (2 * 2)) = 2: device 0 holds tokens 0-3, device 1 tokens 4-6 and one of
+  // fill.
   const Ids ids{0, 0, 0, 0, 0, 0, 0};
   const DispatchOptions options{.buffer_factor = 1.0, .token_chunks = 2, .shards = 2};
   const Dispatch result = dispatched(ids, 2, 1, options);

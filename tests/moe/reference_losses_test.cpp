@@ -16,10 +16,10 @@
 #include "support/threads.hpp"
 #include "support/thrown_text.hpp"
 
-// Mutants these tests are written against: padding counted in the counts, in the probabilities or in
-// the tokens; the mean of chunk losses; counts differentiated; the mean term of the gradient dropped;
-// K missing from, or wrongly in, the scale; probabilities given to the z-loss; its factor 2 dropped;
-// non-finite rows read; sequences or weight ignored.
+// Mutants these tests are written against: padding counted in the counts, in the probabilities or
+// in the tokens; the mean of chunk losses; counts differentiated; the mean term of the gradient
+// dropped; K missing from, or wrongly in, the scale; probabilities given to the z-loss; its factor
+// 2 dropped; non-finite rows read; sequences or weight ignored.
 
 namespace heddle::moe::reference {
 namespace {
