@@ -57,9 +57,6 @@ Tokens mixed_tokens() {
   Random random(21);
   Tokens tokens{{.tokens = 6, .experts = 4, .top_k = 2}, random.normals<double>(24, 1.5), {}};
   tokens.ids = {0, 1, 3, 0, -1, -1, 0, 2, 1, 2, 0, 1};
-  for (std::size_t e = 0; e < 4; ++e) {
-    tokens.logits[8 + e] = nan;
-  }
   tokens.logits[4 * 4 + 1] = inf;
   tokens.logits[5 * 4 + 3] = nan;  // counts as -inf
   return tokens;
