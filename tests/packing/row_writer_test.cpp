@@ -464,7 +464,7 @@ TEST(RowWriter, StreamedCopyOfAnyLengthAndAlignment) {
   }
   for (std::size_t from = 0; from < 3; ++from) {
     for (std::size_t to = 0; to < 70; ++to) {
-      for (const std::size_t bytes : {0, 1, 2, 63, 64, 65, 127, 128, 130, 300}) {
+      for (const std::size_t bytes : {0U, 1U, 2U, 63U, 64U, 65U, 127U, 128U, 130U, 300U}) {
         alignas(64) unsigned char destination[512];
         std::fill(std::begin(destination), std::end(destination), static_cast<unsigned char>(0xA5));
         detail::streaming_copy(source.data() + from, destination + to, bytes);

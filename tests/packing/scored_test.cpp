@@ -27,7 +27,7 @@ TEST(Scored, RowAOfTheSpecification) {
   std::vector<std::uint8_t> found(24, 7);
   scored(ids, positions, found);
   std::vector<std::uint8_t> expected(24, 0);
-  for (const std::size_t t : {9, 10, 11, 12, 17, 18}) {
+  for (const std::size_t t : {9U, 10U, 11U, 12U, 17U, 18U}) {
     expected[t] = 1;
   }
   EXPECT_EQ(found, expected);
@@ -35,13 +35,13 @@ TEST(Scored, RowAOfTheSpecification) {
 
 TEST(Scored, EffectiveMaskOfRowASumsToFourNotFive) {
   std::vector<float> mask(24, 0);
-  for (const std::size_t t : {10, 12, 16, 17, 18}) {
+  for (const std::size_t t : {10U, 12U, 16U, 17U, 18U}) {
     mask[t] = 1;
   }
   std::vector<float> effective(24, test::poison<float>());
   effective_mask(ids, positions, mask, effective);
   std::vector<float> expected(24, 0);
-  for (const std::size_t t : {10, 12, 17, 18}) {
+  for (const std::size_t t : {10U, 12U, 17U, 18U}) {
     expected[t] = 1;
   }
   EXPECT_EQ(effective, expected);
