@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -147,7 +148,6 @@ TEST(SequencePacker, EveryUpdateEndsOnceAndHoldsItsOwnItems) {
     for (std::int64_t update = 0; update < updates; ++update) {
       const Recorder recorder;
       std::int64_t fed = 0;
-      std::int64_t tokens = 0;
       while (fed < per_update) {
         const std::int64_t count = random.integer(0, per_update - fed);
         packer.feed(std::span(items).subspan(static_cast<std::size_t>(update * per_update + fed),
@@ -183,7 +183,6 @@ TEST(SequencePacker, EveryUpdateEndsOnceAndHoldsItsOwnItems) {
         steps += chunk.is_update_step ? 1 : 0;
         for (const std::int32_t index : chunk.items) {
           ++times[static_cast<std::size_t>(index)];
-          tokens += items[static_cast<std::size_t>(update * per_update + index)].length();
         }
       }
       ASSERT_EQ(steps, 1U);
@@ -227,6 +226,28 @@ TEST(SequencePacker, AStreamThatEndsWithinAnUpdateIsRefused) {
             "update, items would be lost");
   packer.feed({}, recorder);  // an empty list changes nothing
   EXPECT_EQ(packer.received(), 1);
+}
+
+TEST(SequencePacker, AChunkWhoseUserThrowsIsHandedOut) {
+  const auto owned = items_of_lengths({9, 9, 9, 2});
+  const auto items = test::views(owned);
+  SequencePacker packer(two_rows_of_ten(), 3);
+  const auto give_up = [](const PackedChunk&) { throw std::runtime_error("no device"); };
+  EXPECT_THROW(packer.feed(std::span(items).first(3), give_up), std::runtime_error);
+  EXPECT_EQ(packer.kept(), 1) << "the first chunk's two rows are gone";
+  const Recorder recorder;
+  packer.feed({}, recorder);
+  ASSERT_EQ(recorder.chunks().size(), 1U);
+  EXPECT_EQ(recorder.chunks()[0].items, (std::vector<std::int32_t>{2}));
+  EXPECT_TRUE(recorder.chunks()[0].is_update_step);
+  EXPECT_THROW(
+      {
+        packer.feed(std::span(items).last(1), recorder);
+        packer.feed(std::span(items).first(2), give_up);
+      },
+      std::runtime_error);
+  packer.feed({}, recorder);
+  packer.finish();
 }
 
 TEST(SequencePacker, UpdatesOfEmptyItemsStillHaveAChunk) {
