@@ -153,10 +153,16 @@ std::vector<PlacedTensor> find_tensors(TensorFolder& folder, const ParameterLayo
 
 }  // namespace
 
-ModelDims model_dims(const examples::ModelConfig& config) {
+examples::ModelConfig read_config(const fs::path& folder) {
+  const fs::path path = folder / "config.json";
+  examples::ModelConfig config = examples::read_model_config(path);
   if (config.tie_word_embeddings) {
-    throw UsageError("config.json: tie_word_embeddings = true: must be false");
+    throw UsageError(path.string() + ": tie_word_embeddings = true: must be false");
   }
+  return config;
+}
+
+ModelDims model_dims(const examples::ModelConfig& config) {
   return {.vocab = config.vocab_size,
           .hidden = config.hidden_size,
           .layers = config.num_hidden_layers,

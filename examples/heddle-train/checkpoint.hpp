@@ -9,10 +9,14 @@
 
 namespace heddle::train {
 
-/// The model that a config.json describes.
-///
-/// throws    UsageError for tied embeddings: the head of this model has a weight of its own
+/// The model that a config describes.
 [[nodiscard]] ModelDims model_dims(const examples::ModelConfig& config);
+
+/// The config.json of a checkpoint folder.
+///
+/// throws    UsageError as read_model_config, and for tied embeddings: the head of this model has a
+///           weight of its own
+[[nodiscard]] examples::ModelConfig read_config(const std::filesystem::path& folder);
 
 /// The model that is trained where no checkpoint is given: small enough that a step of some ten
 /// thousand tokens takes seconds on two cores.

@@ -117,7 +117,7 @@ std::int64_t count_scored(const TokenRows& tokens) {
 template <Storage S>
 void score_as(const ScoreOptions& options) {
   using A = AccumulatorOf<S>;
-  const examples::ModelConfig config = examples::read_model_config(options.checkpoint);
+  const examples::ModelConfig config = read_config(options.checkpoint);
   const ParameterLayout layout(model_dims(config));
   const ModelDims& dims = layout.dims();
   const std::vector<A> parameters = load_parameters<A>(options.checkpoint, layout);

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <optional>
 #include <ostream>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 
@@ -38,8 +39,7 @@ void print_cells(std::ostream& out, const std::array<std::string, columns.size()
     out << (i == 0 ? "" : "  ")
         << std::string(cells[i].size() < width ? width - cells[i].size() : 0, ' ') << cells[i];
   }
-  // A step takes seconds: whoever reads through a pipe wants it now.
-  out << std::endl;
+  out << '\n';
 }
 
 std::string text(const char* format, double value) {
@@ -63,10 +63,19 @@ double per_second(const StepReport& report) {
 }  // namespace
 
 void StepPrinter::print(std::int64_t step, const StepReport& report) {
-  if (!results_.json()) {
+  if (results_.json()) {
+    print_object(step, report);
+  } else {
     print_row(step, report);
-    return;
   }
+  // A step takes seconds: whoever reads through a pipe wants it now, and nobody to read it is a reason
+  // not to begin the next.
+  if (!results_.out().flush()) {
+    throw std::runtime_error("standard output cannot be written");
+  }
+}
+
+void StepPrinter::print_object(std::int64_t step, const StepReport& report) const {
   examples::Json object;
   object["step"] = step;
   object["loss"] = report.loss;
@@ -81,7 +90,6 @@ void StepPrinter::print(std::int64_t step, const StepReport& report) {
   object["busiest_tiles"] = report.busiest_tiles;
   object["dropped_slots"] = report.dropped_slots;
   results_.print(object);
-  results_.out().flush();
 }
 
 void StepPrinter::print_row(std::int64_t step, const StepReport& report) {

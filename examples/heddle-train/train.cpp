@@ -49,8 +49,8 @@ void train_as(const TrainOptions& options, const examples::Results& results) {
   StepPlan plan(records, options.rollouts_per_step);
   const std::vector<double> advantages = group_advantages(records, plan.groups(), options.rollouts);
 
-  const ModelConfig config = options.checkpoint ? examples::read_model_config(*options.checkpoint)
-                                                : default_model_config();
+  const ModelConfig config =
+      options.checkpoint ? read_config(*options.checkpoint) : default_model_config();
   const ParameterLayout layout(model_dims(config));
   examples::require_vocabulary(records, layout.dims().vocab, options.rollouts);
   require_routing(records, layout.dims().layers, layout.dims().experts_per_token, options.rollouts);

@@ -17,10 +17,10 @@
 namespace heddle::train {
 
 struct TrainerOptions {
-  AdamWOptions adamw;
+  AdamWOptions adamw = {};
   std::int64_t updates_per_step = 1;
-  std::optional<std::int64_t>
-      micro_batch;  ///< rows whose gradients are formed before the next begin
+  /// Rows whose gradients are formed before the next begin; all of a step where absent.
+  std::optional<std::int64_t> micro_batch = std::nullopt;
   moe::RouterTraining router = moe::RouterTraining::trained;
 };
 
