@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -296,9 +297,14 @@ TEST(HeddlePack, DrawsDocumentsPaddingAndRanks) {
   EXPECT_EQ(count("width=\"256.00\" height=\"7.00\""), 4U);
   EXPECT_EQ(count("<title>rank 0</title>"), 3U) << "two chunks and the legend";
   EXPECT_EQ(count("<title>rank 1</title>"), 3U);
-  const std::size_t first = text.find("x=\"80.00\" y=\"92.00\"");
-  ASSERT_NE(first, std::string::npos);
-  EXPECT_NE(text.substr(first, 200).find("rank 0"), std::string::npos);
+  const std::vector<std::pair<std::string, std::string>> chunks{
+      {"80.00", "rank 0"}, {"336.00", "rank 1"}, {"592.00", "rank 1"}, {"848.00", "rank 0"}};
+  for (const auto& [left, rank] : chunks) {
+    const std::size_t begin = text.find("x=\"" + left + "\" y=\"92.00\"");
+    ASSERT_NE(begin, std::string::npos) << left;
+    const std::string line = text.substr(begin, text.find('\n', begin) - begin);
+    EXPECT_NE(line.find("<title>" + rank + "</title>"), std::string::npos) << line;
+  }
 }
 
 TEST(HeddlePack, RefusesWithOneLineAndLeavesNothingBehind) {
