@@ -1,6 +1,7 @@
 #include "heddle/packing/scored.hpp"
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -67,19 +68,22 @@ TEST(Scored, PositionsBreakDocumentsThatShareAnId) {
 TEST(Scored, NoTokensAndWrongLengths) {
   scored({}, {}, {});
   effective_mask({}, {}, {}, {});
-  std::vector<std::uint8_t> out(2);
-  std::vector<float> two(2);
-  const std::vector<std::int32_t> three(3, 1);
+  // Sizes that the compiler does not see through: it would warn of what the refusal prevents.
+  const std::size_t size = ids.size() / 8;
+  const std::vector<std::int32_t> three(size, 1);
+  const std::vector<std::int32_t> two_ids(size - 1);
+  std::vector<std::uint8_t> out(size - 1);
+  std::vector<float> two(size - 1);
   const auto text = [](auto action) { return test::thrown_text<Error>(action); };
-  EXPECT_EQ(text([&] { scored(three, std::vector<std::int32_t>(2), out); }),
+  EXPECT_EQ(text([&] { scored(three, two_ids, out); }),
             "packing::scored: segment_positions.size = 2: must equal segment_ids.size (3)");
   EXPECT_EQ(text([&] { scored(three, three, out); }),
             "packing::scored: scored_tokens.size = 2: must equal segment_ids.size (3)");
   EXPECT_EQ(text([&] { effective_mask(three, three, two, two); }),
             "packing::effective_mask: completion_mask.size = 2: must equal segment_ids.size (3)");
-  EXPECT_EQ(text([&] { effective_mask(three, std::vector<std::int32_t>(1), two, two); }),
-            "packing::effective_mask: segment_positions.size = 1: must equal segment_ids.size (3)");
-  EXPECT_EQ(text([&] { effective_mask(three, three, std::vector<float>(3), two); }),
+  EXPECT_EQ(text([&] { effective_mask(three, two_ids, two, two); }),
+            "packing::effective_mask: segment_positions.size = 2: must equal segment_ids.size (3)");
+  EXPECT_EQ(text([&] { effective_mask(three, three, std::vector<float>(size), two); }),
             "packing::effective_mask: effective.size = 2: must equal segment_ids.size (3)");
 }
 
