@@ -43,7 +43,6 @@ template <Storage S>
 void train_as(const TrainOptions& options, const examples::Results& results) {
   using A = AccumulatorOf<S>;
   const packing::PackOptions pack = pack_options(options);
-  packing::validate("heddle-train", pack);
   const std::vector<RolloutRecord> records = examples::read_rollouts(options.rollouts);
   require_trainable(records, options.budget, options.rollouts);
   StepPlan plan(records, options.rollouts_per_step);

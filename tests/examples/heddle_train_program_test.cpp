@@ -388,9 +388,10 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
   expect_refused({rollouts, "--rollouts-per-step", "0"}, "--rollouts-per-step = 0: must be >= 1");
   expect_refused({rollouts, "--updates-per-step", "0"}, "--updates-per-step = 0: must be >= 1");
   expect_refused({rollouts, "--micro-batch", "0"}, "--micro-batch = 0: must be >= 1");
-  expect_refused({rollouts, "--budget", "0"}, "--budget = 0: must be >= 1");
-  expect_refused({rollouts, "--segment-align", "0"}, "--segment-align = 0: must be >= 1");
-  expect_refused({rollouts, "--threads", "0"}, "--threads = 0: must be >= 1");
+  expect_refused({rollouts, "--budget", "0"}, "--budget = 0: must be in [1, 2147483647]");
+  expect_refused({rollouts, "--segment-align", "0"},
+                 "--segment-align = 0: must be in [1, 2147483647]");
+  expect_refused({rollouts, "--threads", "0"}, "--threads = 0: must be in [1, 4096]");
   expect_refused({rollouts, "--learning-rate", "nan"},
                  "--learning-rate = nan: must be >= 0 and finite");
   expect_refused({rollouts, "--steps", "0", "--dump-step", out},
@@ -401,6 +402,8 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
                  "--pad-align = 24: must be a positive multiple of --segment-align (16)");
   expect_refused({rollouts, "--pad-position", "start", "--pad-align", "2048"},
                  "--pad-align = 2048: must be below --budget (2048), or no row could move");
+  expect_refused({rollouts, "--pad-position", "start", "--budget", "8192", "--segment-align", "48"},
+                 "--pad-align = 4096: must be a positive multiple of --segment-align (48)");
   expect_refused({rollouts, "--mesh", "fsdp=2,context=2"},
                  "--mesh = fsdp=2,context=2,expert=1: must be one device");
   expect_refused({rollouts, "--mesh", "tensor=2"},
@@ -413,9 +416,12 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
   expect_refused({"--score", rollouts, "--out", out}, "--score needs --out and --checkpoint");
   expect_refused({"--score", rollouts, "--out", out, "--checkpoint", folder, "--steps", "2"},
                  "--steps: has no effect with --score");
+  expect_refused({rollouts, "--dtype", "f16"}, "--dtype = f16: must be f32, f64 or bf16");
+  expect_refused({rollouts, "--freeze-router", "2"}, "--freeze-router = 2: must be 0 or 1");
+  expect_refused({rollouts, "--pad-position", "middle"},
+                 "--pad-position = middle: must be end, start or auto");
   for (const Words& wrong :
-       {Words{"--dtype", "f16"}, Words{"--freeze-router", "2"}, Words{"--pad-position", "middle"},
-        Words{"--no-such-option"}, Words{"--check-against", "double"}}) {
+       {Words{"--no-such-option"}, Words{"surplus"}, Words{"--steps", "many"}, Words{"--save"}}) {
     const test::CommandResult ended = run(Words{rollouts} + wrong);
     EXPECT_EQ(ended.status, 2) << wrong[0];
     EXPECT_EQ(ended.out, "");
