@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <list>
 #include <map>
 #include <optional>
@@ -137,6 +138,10 @@ class OpCall {
   std::list<Tensor> kept_;  // what views of widened tensors point to
   std::vector<Tensor> outputs_;
 };
+
+/// Runs `action` on that many oneTBB workers, more than there are cores included; without a number in
+/// the caller's arena.
+void with_workers(std::optional<std::int64_t> workers, const std::function<void()>& action);
 
 /// Runs an op: all checks, the computation on as many threads as it asks for, its outputs.
 [[nodiscard]] std::vector<Tensor> run_op(const examples::TensorFile& file,
