@@ -87,5 +87,19 @@ TEST(Scored, NoTokensAndWrongLengths) {
             "packing::effective_mask: effective.size = 2: must equal segment_ids.size (3)");
 }
 
+TEST(Scored, NegativeIdsAreRefusedBeforeAnythingIsWritten) {
+  const std::vector<std::int32_t> negative{1, -2};
+  const std::vector<std::int32_t> counted{0, 1};
+  std::vector<std::uint8_t> out(2, 7);
+  const std::vector<float> mask(2, 1.0F);
+  std::vector<float> effective(2, 7.0F);
+  EXPECT_EQ(test::thrown_text<Error>([&] { scored(negative, counted, out); }),
+            "packing::scored: segment_ids[1] = -2: must be >= 0");
+  EXPECT_EQ(test::thrown_text<Error>([&] { effective_mask(negative, counted, mask, effective); }),
+            "packing::effective_mask: segment_ids[1] = -2: must be >= 0");
+  EXPECT_EQ(out, (std::vector<std::uint8_t>{7, 7}));
+  EXPECT_EQ(effective, (std::vector<float>{7, 7}));
+}
+
 }  // namespace
 }  // namespace heddle::packing
