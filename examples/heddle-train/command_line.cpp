@@ -26,8 +26,7 @@ using examples::UsageError;
 
 constexpr std::int64_t most_threads = 4096;  // beyond any machine, within what an arena takes
 
-// The command line as it was read: what both modes share, each mode's own, and what needs more than
-// one device.
+// The command line as it was read: what both modes share and each mode's own.
 struct CommandLine {
   TrainOptions train;
   ScoreOptions score;
@@ -36,16 +35,14 @@ struct CommandLine {
   std::optional<std::int64_t> pad_align;
   std::string pad_position = "end";
   std::string mesh;
-  std::string recipe;
-  std::string check_against;
-  bool explain = false;
+  std::string recipe = "tuned";
+  std::optional<std::string> check_against;
   int freeze_router = 0;
   std::string dtype = "f32";
   std::optional<std::int64_t> threads;
 
   std::vector<const CLI::Option*> of_training;
   std::vector<const CLI::Option*> of_scoring;
-  std::vector<const CLI::Option*> of_meshes;
 };
 
 // 4096, the least common multiple of the attention blocks, where that is below the budget; else about
@@ -135,6 +132,13 @@ void check_training(CommandLine& line) {
   }
   train.pad_position = pad_position_named(line.pad_position);
   train.pad_align = checked_pad_align(line);
+  if (line.recipe != "tuned" && line.recipe != "baseline") {
+    throw UsageError("--recipe = " + line.recipe + ": must be tuned or baseline");
+  }
+  if (line.check_against && *line.check_against != "single") {
+    throw UsageError("--check-against = " + *line.check_against + ": must be single");
+  }
+  train.check_against_single = line.check_against.has_value();
   if (line.freeze_router != 0 && line.freeze_router != 1) {
     throw UsageError("--freeze-router = " + std::to_string(line.freeze_router) +
                      ": must be 0 or 1");
@@ -155,7 +159,6 @@ int run(CommandLine& line, const examples::Results& results) {
   if (mesh.devices() != 1) {
     throw UsageError("--mesh = " + to_string(mesh) + ": must be one device");
   }
-  refuse(line.of_meshes, "needs a mesh of more than one device");
   require_between("--threads", line.threads.value_or(1), 1, most_threads);
 
   const DtypeOption dtype = dtype_named(line.dtype);
@@ -237,6 +240,14 @@ examples::Action set_up(CLI::App& app, examples::Results& results) {
       ->capture_default_str();
   for_training("--seed", train.seed, "N", "Seed of a new model's parameters")
       ->capture_default_str();
+  for_training("--recipe", line->recipe, "tuned|baseline",
+               "How kernels are sharded: the same on one device")
+      ->capture_default_str();
+  CLI::Option* const explain =
+      app.add_flag("--explain", train.explain, "Say what is computed by what, and what is sent");
+  line->of_training.push_back(explain->group("Training"));
+  for_training("--check-against", line->check_against, "single",
+               "Hold the first step against that of one device, bit for bit");
   for_training("--dump-step", train.dump_step, "FILE",
                "Write all tensors of the first update (safetensors)");
 
@@ -250,13 +261,6 @@ examples::Action set_up(CLI::App& app, examples::Results& results) {
                            "Also the gradient of the mean negative log-prob"));
   for_scoring(app.add_flag("--logits", line->score.logits, "Also the logits"));
 
-  const auto for_meshes = [&](CLI::Option* option) {
-    line->of_meshes.push_back(option->group("Meshes of more than one device"));
-  };
-  for_meshes(add("--recipe", line->recipe, "NAME", "How the kernels are sharded"));
-  for_meshes(app.add_flag("--explain", line->explain, "Say what a device computes and sends"));
-  for_meshes(
-      add("--check-against", line->check_against, "single", "Hold the run against one device"));
   return [line, &results] { return run(*line, results); };
 }
 

@@ -408,10 +408,9 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
                  "--mesh = fsdp=2,context=2,expert=1: must be one device");
   expect_refused({rollouts, "--mesh", "tensor=2"},
                  "parse_axes: mesh = tensor=2: axes are fsdp, context and expert");
-  for (const Words& option :
-       {Words{"--recipe", "tuned"}, Words{"--explain"}, Words{"--check-against", "single"}}) {
-    expect_refused(Words{rollouts} + option, option[0] + ": needs a mesh of more than one device");
-  }
+  expect_refused({rollouts, "--recipe", "fast"}, "--recipe = fast: must be tuned or baseline");
+  expect_refused({rollouts, "--check-against", "double"},
+                 "--check-against = double: must be single");
   expect_refused({rollouts, "--logits"}, "--logits: has no effect without --score");
   expect_refused({"--score", rollouts, "--out", out}, "--score needs --out and --checkpoint");
   expect_refused({"--score", rollouts, "--out", out, "--checkpoint", folder, "--steps", "2"},
@@ -430,6 +429,24 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
   EXPECT_EQ(run({rollouts, "--checkpoint", folder, "--steps", "1", "--mesh", "context=1"}).status,
             0);
   EXPECT_TRUE(scratch.names().empty());
+}
+
+TEST(HeddleTrainProgram, OneDeviceIsAMeshToo) {
+  const Words train = {rollouts, "--checkpoint", folder, "--steps", "1", "--budget", "40"};
+  const Words mesh = {"--mesh",    "fsdp=1,context=1,expert=1", "--recipe", "baseline",
+                      "--explain", "--check-against",           "single"};
+  const test::CommandResult ended = run(train + mesh);
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_EQ(ended.err,
+            "heddle-train: after step 1 every parameter is that of one device, bit for bit\n");
+  for (const char* part : {"180080 parameters of 4 bytes", "40 positions, padding at the end",
+                           "moe::reference, 8 experts", "step"}) {
+    EXPECT_NE(ended.out.find(part), std::string::npos) << part;
+  }
+  // With --json nothing but objects is on standard output.
+  const test::CommandResult json = run(train + mesh + Words{"--json"});
+  EXPECT_EQ(json_lines(json.out).size(), 1U);
+  EXPECT_NE(json.err.find("180080 parameters"), std::string::npos);
 }
 
 TEST(HeddleTrainProgram, RefusesOutputPathsBeforeItTrains) {
