@@ -11,6 +11,7 @@
 #include "heddle-oracle/op_call.hpp"
 #include "heddle-oracle/op_spec.hpp"
 #include "heddle-oracle/tensor_compare.hpp"
+#include "support/output_file.hpp"
 #include "support/table.hpp"
 #include "support/tensor_file.hpp"
 #include "support/usage_error.hpp"
@@ -62,6 +63,7 @@ int run(const Arguments& arguments, const Results& results) {
   const Metadata settings = parse_settings(arguments.settings);
   examples::require_tensor_output(arguments.output);
   const TensorFile file = examples::read_tensors(arguments.input);
+  examples::require_other_file(arguments.output, arguments.input, "inputs");
   const std::vector<Tensor> outputs = run_op(file, settings);
 
   // What was computed goes with the result.

@@ -26,21 +26,14 @@ using examples::RolloutRecord;
 using examples::UsageError;
 namespace fs = std::filesystem;
 
-void require_other_than_rollouts(const fs::path& output, const fs::path& rollouts) {
-  std::error_code ignored;  // also of a file that does not exist, which is another
-  if (fs::equivalent(output, rollouts, ignored)) {
-    throw UsageError(output.string() + ": is the file of rollouts, which would be lost");
-  }
-}
-
 void check_outputs(const PackJob& job) {
   examples::require_output_file(job.out);
-  require_other_than_rollouts(job.out, job.rollouts);
+  examples::require_other_file(job.out, job.rollouts, "rollouts");
   if (!job.svg) {
     return;
   }
   examples::require_output_file(*job.svg);
-  require_other_than_rollouts(*job.svg, job.rollouts);
+  examples::require_other_file(*job.svg, job.rollouts, "rollouts");
   if (fs::weakly_canonical(*job.svg) == fs::weakly_canonical(job.out)) {
     throw UsageError("--svg = " + *job.svg + ": must be another file than OUT");
   }

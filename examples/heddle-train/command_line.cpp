@@ -17,6 +17,7 @@
 #include "heddle-train/train.hpp"
 #include "heddle/mesh/axes.hpp"
 #include "heddle/packing/pad_position.hpp"
+#include "support/pad_align.hpp"
 #include "support/usage_error.hpp"
 
 namespace heddle::train {
@@ -45,16 +46,6 @@ struct CommandLine {
   std::vector<const CLI::Option*> of_scoring;
 };
 
-// 4096, the least common multiple of the attention blocks, where that is below the budget; else about
-// an eighth of it.
-std::int64_t default_pad_align(std::int64_t budget, std::int64_t segment_align) {
-  constexpr std::int64_t usual = 4096;
-  if (usual < budget) {
-    return usual;
-  }
-  return std::max(budget / 8 / segment_align * segment_align, segment_align);
-}
-
 void require_between(const char* option, std::int64_t value, std::int64_t lowest,
                      std::int64_t highest) {
   if (value < lowest || value > highest) {
@@ -68,27 +59,6 @@ void require_at_least(const char* option, std::int64_t value, std::int64_t lowes
     throw UsageError(std::string(option) + " = " + std::to_string(value) +
                      ": must be >= " + std::to_string(lowest));
   }
-}
-
-// The program's column of the packer's validation matrix: an alignment without effect is refused.
-std::int64_t checked_pad_align(const CommandLine& line) {
-  const TrainOptions& train = line.train;
-  const bool moves = train.pad_position != packing::PadPosition::end;
-  const std::int64_t align =
-      line.pad_align.value_or(default_pad_align(train.budget, train.segment_align));
-  const std::string what = "--pad-align = " + std::to_string(align) + ": ";
-  if (line.pad_align && !moves) {
-    throw UsageError(what + "has no effect with --pad-position=end");
-  }
-  if (moves && (align < 1 || align % train.segment_align != 0)) {
-    throw UsageError(what + "must be a positive multiple of --segment-align (" +
-                     std::to_string(train.segment_align) + ")");
-  }
-  if (line.pad_align && align >= train.budget) {
-    throw UsageError(what + "must be below --budget (" + std::to_string(train.budget) +
-                     "), or no row could move");
-  }
-  return align;
 }
 
 DtypeOption dtype_named(const std::string& name) {
@@ -131,7 +101,10 @@ void check_training(CommandLine& line) {
     throw UsageError("--dump-step: has no effect with --steps=0");
   }
   train.pad_position = pad_position_named(line.pad_position);
-  train.pad_align = checked_pad_align(line);
+  train.pad_align = examples::checked_pad_align({.budget = train.budget,
+                                                 .segment_align = train.segment_align,
+                                                 .position = train.pad_position,
+                                                 .pad_align = line.pad_align});
   if (line.recipe != "tuned" && line.recipe != "baseline") {
     throw UsageError("--recipe = " + line.recipe + ": must be tuned or baseline");
   }

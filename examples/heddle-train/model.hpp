@@ -58,6 +58,7 @@ template <Storage S>
 struct RowActivations {
   using A = AccumulatorOf<S>;
 
+  std::vector<std::int32_t> document_ids;  // [T], 0 at padding: what the mixer resets by
   std::vector<TokenRun> runs;
   std::vector<LayerActivations<S>> layers;
   Matrix<A> leaving;                     // [T,D] the residual stream after the last layer

@@ -59,7 +59,10 @@ void Model<S>::forward(const RowInputs& row, RowActivations<S>& kept) const {
            "must be in the vocabulary [0, " + std::to_string(dims.vocab) + ")");
     }
   }
-  kept.runs = token_runs(row.segment_ids);
+  kept.document_ids = number_documents(row.segment_ids, row.segment_positions);
+  kept.runs = token_runs(kept.document_ids);
+  RowInputs by_document = row;
+  by_document.segment_ids = kept.document_ids;
   const std::span<const TokenRun> runs(kept.runs);
   kept.layers.resize(static_cast<std::size_t>(dims.layers));
 
@@ -76,7 +79,7 @@ void Model<S>::forward(const RowInputs& row, RowActivations<S>& kept) const {
   }
   for (std::int64_t layer = 0; layer < dims.layers; ++layer) {
     const auto l = static_cast<std::size_t>(layer);
-    mixer_forward(layer, row, runs, kept.layers[l]);
+    mixer_forward(layer, by_document, runs, kept.layers[l]);
     Matrix<A>& next = layer + 1 < dims.layers ? kept.layers[l + 1].entering : kept.leaving;
     experts_forward(layer, row, runs, kept.layers[l], next);
   }
@@ -101,6 +104,8 @@ void Model<S>::backward(const RowInputs& row, const RowActivations<S>& kept,
   require_length(where, "gradient", gradient, "layout.size", layout_.size());
   const ModelViews<A> gradients = layout_.views(gradient.data());
   const std::span<const TokenRun> runs(kept.runs);
+  RowInputs by_document = row;
+  by_document.segment_ids = kept.document_ids;
 
   Matrix<A> d_head_in(tokens, dims.hidden);
   head_backward(kept, d_logps, view(d_head_in), gradients.head);
@@ -115,7 +120,7 @@ void Model<S>::backward(const RowInputs& row, const RowActivations<S>& kept,
   for (std::int64_t layer = dims.layers - 1; layer >= 0; --layer) {
     const auto l = static_cast<std::size_t>(layer);
     experts_backward(layer, row, runs, kept.layers[l], d_stream, gradients.layers[l]);
-    mixer_backward(layer, row, runs, kept.layers[l], d_stream, gradients.layers[l]);
+    mixer_backward(layer, by_document, runs, kept.layers[l], d_stream, gradients.layers[l]);
   }
   for (const TokenRun& run : runs) {
     for (std::int64_t t = run.first; t < run.first + run.count; ++t) {

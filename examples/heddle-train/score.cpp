@@ -185,6 +185,7 @@ void score_as(const ScoreOptions& options) {
 
 void score(const ScoreOptions& options) {
   examples::require_output_file(options.out);
+  examples::require_other_file(options.out, options.tokens, "tokens");
   with_storage(options.dtype, [&](auto storage) { score_as<decltype(storage)>(options); });
 }
 

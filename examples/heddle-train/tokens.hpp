@@ -30,6 +30,32 @@ struct TokenRun {
   friend bool operator==(const TokenRun&, const TokenRun&) = default;
 };
 
+/// A number for each document of a row, 0 at padding. A document begins where the id changes, and where
+/// positions are given also where they do not go on from the token before: the two of [1 1 1 1] at
+/// positions [0 1 0 1] must not reach each other. Padding does not end a document.
+///
+/// shapes    segment_ids [T]; segment_positions [T], or empty
+[[nodiscard]] inline std::vector<std::int32_t> number_documents(
+    std::span<const std::int32_t> segment_ids, std::span<const std::int32_t> segment_positions) {
+  std::vector<std::int32_t> documents(segment_ids.size(), 0);
+  std::int32_t count = 0;
+  std::int32_t id = 0;
+  std::int64_t position = 0;
+  for (std::size_t t = 0; t < segment_ids.size(); ++t) {
+    if (segment_ids[t] <= 0) {
+      continue;
+    }
+    const std::int64_t next = segment_positions.empty() ? position + 1 : segment_positions[t];
+    if (segment_ids[t] != id || next != position + 1) {
+      ++count;
+    }
+    id = segment_ids[t];
+    position = next;
+    documents[t] = count;
+  }
+  return documents;
+}
+
 /// The runs of a row's real tokens (segment id > 0), in order. A run is the unit of every product, so
 /// that padding costs nothing and a document's bits do not depend on what is packed beside it.
 [[nodiscard]] inline std::vector<TokenRun> token_runs(std::span<const std::int32_t> segment_ids) {

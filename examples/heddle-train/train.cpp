@@ -124,6 +124,7 @@ void train_as(const TrainOptions& options, const examples::Results& results) {
 void train(const TrainOptions& options, const examples::Results& results) {
   if (options.dump_step) {
     examples::require_output_file(*options.dump_step);
+    examples::require_other_file(*options.dump_step, options.rollouts, "rollouts");
   }
   if (options.save) {
     examples::require_output_folder(*options.save);

@@ -57,15 +57,21 @@ void require_output_file(const fs::path& path) {
   }
 }
 
+void require_other_file(const fs::path& output, const fs::path& input, std::string_view what) {
+  std::error_code ignored;  // of a file that does not exist, which is another
+  if (fs::equivalent(output, input, ignored)) {
+    throw UsageError(output.string() + ": is the file of " + std::string(what) +
+                     ", which would be lost");
+  }
+}
+
 void require_output_folder(const fs::path& path) {
   const fs::path folder = without_trailing_slash(path);
   require_folder(folder);
   std::error_code ignored;
   const fs::file_status status = fs::symlink_status(folder, ignored);
   if (fs::is_regular_file(status)) {
-    throw UsageError(folder.string() +
-                     ": exists and is a file; a folder of .npy files would be written (an output "
-                     "file ends in .safetensors)");
+    throw UsageError(folder.string() + ": exists and is a file, where a folder would be written");
   }
   if (fs::exists(status)) {
     throw UsageError(folder.string() + ": exists and is no regular file");

@@ -13,7 +13,14 @@ namespace heddle::examples {
 /// throws    UsageError
 void require_output_file(const std::filesystem::path& path);
 
-/// The same for a folder that is to be written: nothing may be there yet.
+/// Refuses an output that is the very file (a link to it too) that the program reads as `what`: it
+/// would be lost.
+///
+/// throws    UsageError
+void require_other_file(const std::filesystem::path& output, const std::filesystem::path& input,
+                        std::string_view what);
+
+/// require_output_file for a folder that is to be written: nothing may be there yet.
 void require_output_folder(const std::filesystem::path& path);
 
 /// A file that appears whole or not at all: written beside its place under another name, given its

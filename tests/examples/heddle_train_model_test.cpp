@@ -213,8 +213,47 @@ TEST(HeddleTrainModel, OneDocumentDoesNotReachAnother) {
   }
 }
 
-// Padding and reused memory: a row computed into activations that are full of NaN gives the bits of
-// one computed into fresh ones.
+// Positions that start anew inside one id are a boundary that the id alone does not show.
+TEST(HeddleTrainModel, PositionsThatRestartBeginADocument) {
+  const Case given;
+  const Model<double> model = given.model();
+  const TestRow by_ids(16, given.documents, {2, 7, 9});
+  RowActivations<double> expected;
+  model.forward(by_ids.inputs(), expected);
+  TestRow by_positions = by_ids;
+  for (std::int32_t& id : by_positions.segment_ids) {
+    id = id > 0 ? 1 : 0;
+  }
+  RowActivations<double> kept;
+  model.forward(by_positions.inputs(), kept);
+  EXPECT_TRUE(test::same_bits(kept.logps, expected.logps));
+  EXPECT_TRUE(test::same_bits(kept.entropy, expected.entropy));
+  // Without positions the neighbours of one id are one document, and see each other.
+  RowInputs joined = by_positions.inputs();
+  joined.segment_positions = {};
+  model.forward(joined, kept);
+  EXPECT_FALSE(test::same_bits(kept.logps, expected.logps));
+}
+
+TEST(HeddleTrainModel, NumbersDocumentsByIdAndPosition) {
+  using Ids = std::vector<std::int32_t>;
+  EXPECT_EQ(number_documents(Ids{0, 4, 4, 0, 4, 2}, {}), (Ids{0, 1, 1, 0, 1, 2}));
+  EXPECT_EQ(number_documents(Ids{4, 4, 4, 4}, Ids{0, 1, 0, 1}), (Ids{1, 1, 2, 2}));
+  EXPECT_EQ(number_documents(Ids{4, 0, 4, 4}, Ids{0, 9, 1, 3}), (Ids{1, 0, 1, 2}));
+  EXPECT_EQ(number_documents(Ids{}, {}), Ids{});
+}
+
+/// Leaves NaN in the memory that the next allocations are likely to get.
+void poison_heap() {
+  std::vector<std::vector<double>> blocks;
+  for (std::size_t size = 8; size <= 2048; size += 8) {
+    blocks.emplace_back(size, std::numeric_limits<double>::quiet_NaN());
+    blocks.emplace_back(size, std::numeric_limits<double>::quiet_NaN());
+  }
+}
+
+// Padding and reused memory: a row computed into activations and from temporaries that are full of NaN
+// gives the bits of one computed into fresh ones.
 TEST(HeddleTrainModel, NothingThatStoodAtPaddingIsRead) {
   const Case given;
   const Model<double> model = given.model();
@@ -238,10 +277,12 @@ TEST(HeddleTrainModel, NothingThatStoodAtPaddingIsRead) {
   }
   kept.leaving.setConstant(nan);
   kept.head_in.setConstant(nan);
+  poison_heap();
   model.forward(row.inputs(), kept);
   EXPECT_TRUE(test::same_bits(kept.logps, fresh.logps));
   EXPECT_TRUE(test::same_bits(kept.entropy, fresh.entropy));
   std::vector<double> actual(given.parameters.size(), 0.0);
+  poison_heap();
   model.backward(row.inputs(), kept, weights, actual);
   EXPECT_TRUE(test::same_bits(actual, expected));
 }

@@ -400,8 +400,10 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
                  "--pad-align = 64: has no effect with --pad-position=end");
   expect_refused({rollouts, "--pad-position", "start", "--pad-align", "24"},
                  "--pad-align = 24: must be a positive multiple of --segment-align (16)");
-  expect_refused({rollouts, "--pad-position", "start", "--pad-align", "2048"},
-                 "--pad-align = 2048: must be below --budget (2048), or no row could move");
+  expect_refused(
+      {rollouts, "--pad-position", "start", "--pad-align", "2048"},
+      "--pad-align = 2048: must be below --budget (2048) with --pad-position=start, no row "
+      "could move");
   expect_refused({rollouts, "--pad-position", "start", "--budget", "8192", "--segment-align", "48"},
                  "--pad-align = 4096: must be a positive multiple of --segment-align (48)");
   expect_refused({rollouts, "--mesh", "fsdp=2,context=2"},

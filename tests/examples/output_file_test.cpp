@@ -93,6 +93,21 @@ TEST(OutputFile, RefusesWhatIsNoRegularFile) {
   EXPECT_EQ(refusal(""), "the output path must not be empty");
 }
 
+TEST(OutputFile, RefusesTheFileThatIsRead) {
+  const ScratchFolder scratch;
+  scratch.write("in.txt", "precious");
+  fs::create_symlink("in.txt", scratch / "link");
+  fs::create_hard_link(scratch / "in.txt", scratch / "hard");
+  for (const char* name : {"in.txt", "link", "hard"}) {
+    EXPECT_EQ(thrown_text<UsageError>(
+                  [&] { require_other_file(scratch / name, scratch / "in.txt", "rollouts"); }),
+              (scratch / name).string() + ": is the file of rollouts, which would be lost");
+  }
+  scratch.write("other.txt", "precious");
+  EXPECT_NO_THROW(require_other_file(scratch / "other.txt", scratch / "in.txt", "rollouts"));
+  EXPECT_NO_THROW(require_other_file(scratch / "new.txt", scratch / "in.txt", "rollouts"));
+}
+
 TEST(OutputFile, LeavesNothingWhereTheSpaceRunsOut) {
   const ScratchFolder scratch;
   struct rlimit before {};
@@ -135,10 +150,9 @@ TEST(OutputFolder, RefusesWhateverIsThere) {
   EXPECT_EQ(folder_refusal(scratch / "out/"),
             (scratch / "out").string() + ": exists and is no regular file");
   scratch.write("file", "");
-  EXPECT_EQ(folder_refusal(scratch / "file"),
-            (scratch / "file").string() +
-                ": exists and is a file; a folder of .npy files would be written (an output file "
-                "ends in .safetensors)");
+  EXPECT_EQ(
+      folder_refusal(scratch / "file"),
+      (scratch / "file").string() + ": exists and is a file, where a folder would be written");
   EXPECT_EQ(folder_refusal(scratch / "none/out"),
             (scratch / "none/out").string() + ": its folder " + (scratch / "none").string() +
                 " does not exist");

@@ -146,6 +146,21 @@ TEST(LossGrpo, WeightsOfEveryAggregationByHand) {
             (Values{0, 0.0625, 0.0625, 0, 0, 0, 0.0625, 0}));
 }
 
+TEST(LossGrpo, ASmallNormMeetsTheFloorUnderItsDenominator) {
+  const Ids segments = {1, 2};
+  const Mask mask = {1, 1};
+  const auto weight = [&](Aggregation aggregation, double norm) {
+    Values out(2, nan_value);
+    loss::token_weights({.aggregation = aggregation, .norm = norm},
+                        loss::count_mask(mask, segments), mask, segments, out);
+    return out.front();
+  };
+  EXPECT_EQ(weight(Aggregation::sequence_mean_token_scale, 0.25), 1) << "0.25 x 2 segments";
+  EXPECT_EQ(weight(Aggregation::sequence_mean_token_scale, 0.75), 1 / 1.5);
+  EXPECT_EQ(weight(Aggregation::sequence_mean_token_sum_norm, 1e-9), 1 / 1e-6);
+  EXPECT_EQ(weight(Aggregation::sequence_mean_token_sum_norm, 0.25), 4);
+}
+
 TEST(LossGrpo, SegmentIdsNeedNotAscendOrTouch) {
   const loss::MaskCounts counts = loss::count_mask(Mask{1, 1, 1, 1}, Ids{7, 3, 7, 0x7FFFFFFF});
   EXPECT_EQ(counts, (loss::MaskCounts{.tokens = 4, .segments = 3}));

@@ -22,7 +22,7 @@ namespace heddle::loss {
 enum class Aggregation {
   token_mean,                    ///< 1 / (mask count)
   sequence_mean_token_mean,      ///< 1 / (c_s n)
-  sequence_mean_token_scale,     ///< 1 / (norm n)
+  sequence_mean_token_scale,     ///< 1 / max(norm n, 1)
   seq_mean_token_sum,            ///< 1 / n
   sequence_mean_token_sum_norm,  ///< 1 / norm, norm = n where it is not given
 };
@@ -191,8 +191,8 @@ inline void token_weights(const GrpoOptions& options, const MaskCounts& step,
           step.segments, "must count at least this row's segments");
   require_equal(where, "weights.size", weights.size(), "mask.size", mask.size());
 
-  // A row with any token of the mask makes both counts at least 1, so the floors under the
-  // denominators hold by themselves.
+  // Trainers put a floor under the step's denominator. Counts of a row that has any token of the mask
+  // are at least 1 and stand above it; a norm given by the caller may not.
   const auto tokens = static_cast<double>(step.tokens);
   const auto segments = static_cast<double>(step.segments);
   const auto denominator = [&](std::int32_t segment) {
@@ -202,11 +202,11 @@ inline void token_weights(const GrpoOptions& options, const MaskCounts& step,
       case Aggregation::sequence_mean_token_mean:
         return static_cast<double>(counts.at(segment)) * segments;
       case Aggregation::sequence_mean_token_scale:
-        return *options.norm * segments;
+        return std::max(*options.norm * segments, 1.0);
       case Aggregation::seq_mean_token_sum:
         return segments;
       case Aggregation::sequence_mean_token_sum_norm:
-        return options.norm.value_or(segments);
+        return std::max(options.norm.value_or(segments), 1e-6);
     }
     fail(where, "options.aggregation", options.aggregation, "unknown");
   };
