@@ -38,15 +38,29 @@ std::string number_that_is_none(std::string_view text, std::size_t position) {
   return {};
 }
 
-/// "[json.exception.parse_error.101] parse error at line 1, column 5: ..." without its number.
-std::string reason(const std::exception& error) {
-  const std::string_view text = error.what();
-  const std::size_t bracket = text.find("] ");
-  return cut(std::string(bracket == std::string_view::npos ? text : text.substr(bracket + 2)));
+/// "[json.exception.parse_error.101] parse error at line 1, column 5: ..." without its number, and
+/// without its line where there is but one.
+std::string reason(const std::exception& error, std::string_view text) {
+  std::string_view what = error.what();
+  const std::size_t bracket = what.find("] ");
+  what.remove_prefix(bracket == std::string_view::npos ? 0 : bracket + 2);
+  constexpr std::string_view opening = "parse error at ";
+  constexpr std::string_view first_line = "line 1, ";
+  if (what.starts_with(opening)) {
+    what.remove_prefix(opening.size());
+    if (what.starts_with(first_line) && text.find('\n') == std::string_view::npos) {
+      what.remove_prefix(first_line.size());
+    }
+  }
+  return cut(std::string(what));
 }
 
 template <class AnyJson>
 AnyJson parse(std::string_view text, const std::string& where) {
+  // The parser would take it for the end of the text and pass over what follows.
+  if (const std::size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    throw UsageError(where + ": is not JSON: a zero byte at offset " + std::to_string(zero));
+  }
   std::vector<std::unordered_set<std::string>> open_objects;
   const auto watch = [&](int, typename AnyJson::parse_event_t event, AnyJson& parsed) {
     if (event == AnyJson::parse_event_t::object_start) {
@@ -65,9 +79,10 @@ AnyJson parse(std::string_view text, const std::string& where) {
     return AnyJson::parse(text.begin(), text.end(), watch);
   } catch (const typename AnyJson::parse_error& error) {
     const std::string no_number = number_that_is_none(text, error.byte);
-    throw UsageError(where + ": is not JSON: " + (no_number.empty() ? reason(error) : no_number));
+    throw UsageError(where +
+                     ": is not JSON: " + (no_number.empty() ? reason(error, text) : no_number));
   } catch (const typename AnyJson::exception& error) {
-    throw UsageError(where + ": is not JSON: " + reason(error));
+    throw UsageError(where + ": is not JSON: " + reason(error, text));
   }
 }
 

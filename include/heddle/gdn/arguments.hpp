@@ -19,7 +19,7 @@ namespace heddle::gdn {
 ///
 /// shapes    qkv [tokens, qkv_columns] before the convolution; conv_weight [qkv_columns, kernel], the
 ///           last tap the current token; conv_bias [qkv_columns]; a, b [tokens, value_heads];
-///           A_log, dt_bias [value_heads]; segment_ids [tokens], > 0 a document, <= 0 padding;
+///           A_log, dt_bias [value_heads]; segment_ids [tokens], > 0 a document, 0 padding;
 ///           conv_state [kernel - 1, qkv_columns], oldest first; recurrent_state [state_rows,
 ///           value_dim]
 /// specials  null means none: conv_bias (no bias), conv_state (no earlier token), recurrent_state
@@ -27,16 +27,16 @@ namespace heddle::gdn {
 ///           options.initial_segment; where the first token is of another they are not read
 template <Storage S, Storage P = S, Accumulator A = AccumulatorOf<S>>
 struct Inputs {
-  ConstMatrixView<S> qkv;
-  ConstMatrixView<P> conv_weight;
-  std::span<const P> conv_bias;
-  ConstMatrixView<S> a;  ///< before softplus: the decay's input
-  ConstMatrixView<S> b;  ///< before sigmoid: the writing strength's input
-  std::span<const A> A_log;
-  std::span<const A> dt_bias;
-  std::span<const std::int32_t> segment_ids;
-  ConstMatrixView<S> conv_state;
-  ConstMatrixView<A> recurrent_state;
+  ConstMatrixView<S> qkv{};
+  ConstMatrixView<P> conv_weight{};
+  std::span<const P> conv_bias{};
+  ConstMatrixView<S> a{};  ///< before softplus: the decay's input
+  ConstMatrixView<S> b{};  ///< before sigmoid: the writing strength's input
+  std::span<const A> A_log{};
+  std::span<const A> dt_bias{};
+  std::span<const std::int32_t> segment_ids{};
+  ConstMatrixView<S> conv_state{};
+  ConstMatrixView<A> recurrent_state{};
 };
 
 /// What a forward call writes: every element of every view that is not null, padding rows of o as 0.
@@ -46,9 +46,9 @@ struct Inputs {
 /// specials  without any token the given states pass through (zeros where none is given)
 template <Storage O, Storage S, Accumulator A = AccumulatorOf<S>>
 struct Outputs {
-  MatrixView<O> o;
-  MatrixView<A> final_recurrent_state;  ///< after the last token, of that token's document
-  MatrixView<S> final_conv_state;       ///< raw inputs, copied; 0 where another document stood
+  MatrixView<O> o{};
+  MatrixView<A> final_recurrent_state{};  ///< after the last token, of that token's document
+  MatrixView<S> final_conv_state{};       ///< raw inputs, copied; 0 where another document stood
 };
 
 /// What a states-only call writes; null: not wanted.
@@ -58,9 +58,9 @@ struct Outputs {
 /// specials  m is exactly 0 where a document starts in the row, the identity without any token
 template <Storage S, Accumulator A = AccumulatorOf<S>>
 struct StatesOutputs {
-  MatrixView<A> final_recurrent_state;
-  MatrixView<S> final_conv_state;
-  MatrixView<A> m;
+  MatrixView<A> final_recurrent_state{};
+  MatrixView<S> final_conv_state{};
+  MatrixView<A> m{};
 };
 
 /// The cotangents of a forward call's outputs. G stores d_o.
@@ -69,9 +69,9 @@ struct StatesOutputs {
 /// specials  a null final-state cotangent is zero; rows of d_o at padding are never read
 template <Storage G, Accumulator A>
 struct OutputCotangents {
-  ConstMatrixView<G> d_o;
-  ConstMatrixView<A> d_final_recurrent_state;
-  ConstMatrixView<A> d_final_conv_state;
+  ConstMatrixView<G> d_o{};
+  ConstMatrixView<A> d_final_recurrent_state{};
+  ConstMatrixView<A> d_final_conv_state{};
 };
 
 /// Where a backward call puts the cotangents of its inputs, in the accumulation type, not rounded.
@@ -85,15 +85,15 @@ struct OutputCotangents {
 ///           for where the state is given, and are 0 where it belongs to another document
 template <Accumulator A>
 struct Cotangents {
-  MatrixView<A> d_qkv;
-  WeightCotangent<A> d_conv_weight;
-  VectorCotangent<A> d_conv_bias;
-  MatrixView<A> d_a;
-  MatrixView<A> d_b;
-  VectorCotangent<A> d_A_log;
-  VectorCotangent<A> d_dt_bias;
-  MatrixView<A> d_conv_state;
-  MatrixView<A> d_recurrent_state;
+  MatrixView<A> d_qkv{};
+  WeightCotangent<A> d_conv_weight{};
+  VectorCotangent<A> d_conv_bias{};
+  MatrixView<A> d_a{};
+  MatrixView<A> d_b{};
+  VectorCotangent<A> d_A_log{};
+  VectorCotangent<A> d_dt_bias{};
+  MatrixView<A> d_conv_state{};
+  MatrixView<A> d_recurrent_state{};
 };
 
 /// Key heads [first, first + count) with all their value heads: the slice of a layer that computes
@@ -175,6 +175,11 @@ void check_inputs(std::string_view where, const Dims& dims, const Inputs<S, P, A
   }
   require_length(where, "dt_bias", inputs.dt_bias, "dims.value_heads", dims.value_heads);
   require_length(where, "segment_ids", inputs.segment_ids, "dims.tokens", dims.tokens);
+  for (std::size_t t = 0; t < inputs.segment_ids.size(); ++t) {
+    if (inputs.segment_ids[t] < 0) [[unlikely]] {
+      fail(where, element_name("segment_ids", t), inputs.segment_ids[t], "must be >= 0");
+    }
+  }
   detail::require_window_shape(where, "conv_state", inputs.conv_state, dims);
   detail::require_recurrent_shape(where, "recurrent_state", inputs.recurrent_state, dims);
   options.validate(where);

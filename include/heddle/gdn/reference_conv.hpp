@@ -45,10 +45,10 @@ struct WindowSlot {
 ///           [kernel - 1, C], oldest first, or null: zeros
 template <Storage S, Storage P>
 struct ConvInputs {
-  ConstMatrixView<S> x;
-  ConstMatrixView<P> weight;
-  std::span<const P> bias;
-  ConstMatrixView<S> state;
+  ConstMatrixView<S> x{};
+  ConstMatrixView<P> weight{};
+  std::span<const P> bias{};
+  ConstMatrixView<S> state{};
 
   [[nodiscard]] std::int64_t columns() const { return weight.rows(); }
   [[nodiscard]] std::int64_t kernel() const { return weight.cols(); }
@@ -139,10 +139,10 @@ void conv_final_state(const Segments& segments, const ConvInputs<S, P>& inputs,
 /// Where the cotangents of a column block go; d_state may be null, parameters as usual.
 template <Accumulator A>
 struct ConvCotangents {
-  MatrixView<A> d_x;            // [T,C]
-  WeightCotangent<A> d_weight;  // [C,kernel]
-  VectorCotangent<A> d_bias;    // [C]
-  MatrixView<A> d_state;        // [kernel - 1,C]
+  MatrixView<A> d_x{};            // [T,C]
+  WeightCotangent<A> d_weight{};  // [C,kernel]
+  VectorCotangent<A> d_bias{};    // [C]
+  MatrixView<A> d_state{};        // [kernel - 1,C]
 };
 
 /// Backward of conv_forward and conv_final_state.

@@ -13,15 +13,13 @@
 
 namespace heddle::gdn::reference {
 
-/// 1 / (1 + exp(-x)), the exponential never above 1.
+/// 1 / (1 + exp(-x)) without an exponential above 1, whatever the sign of x.
 template <Accumulator A>
 [[nodiscard]] A sigmoid(A x) {
+  using std::abs;
   using std::exp;
-  if (x >= A(0)) {
-    return A(1) / (A(1) + exp(-x));
-  }
-  const A small = exp(x);
-  return small / (A(1) + small);
+  const A small = exp(-abs(x));
+  return (x >= A(0) ? A(1) : small) / (A(1) + small);
 }
 
 /// log(1 + exp(x)), exact to rounding for any x.
@@ -36,8 +34,8 @@ template <Accumulator A>
 /// One value head's gate inputs: columns of a and b, and its two parameters.
 template <Storage S, Accumulator A>
 struct GateInputs {
-  ConstMatrixView<S> a;  // [T,1]
-  ConstMatrixView<S> b;  // [T,1]
+  ConstMatrixView<S> a{};  // [T,1]
+  ConstMatrixView<S> b{};  // [T,1]
   A A_log;
   A dt_bias;
 };

@@ -19,11 +19,11 @@ namespace heddle::gdn::reference {
 /// shapes    q, k [T,Dk]; v [T,Dv]; beta, g [T]; q may be null where no output is asked for
 template <Accumulator A>
 struct RecurrenceInputs {
-  ConstMatrixView<A> q;
-  ConstMatrixView<A> k;
-  ConstMatrixView<A> v;
-  std::span<const A> beta;
-  std::span<const A> g;
+  ConstMatrixView<A> q{};
+  ConstMatrixView<A> k{};
+  ConstMatrixView<A> v{};
+  std::span<const A> beta{};
+  std::span<const A> g{};
 };
 
 namespace detail {
@@ -74,7 +74,7 @@ void advance(const Segments& segments, const RecurrenceInputs<A>& in, std::int64
 /// specials  a document's first token makes the state 0 by selection
 /// order     tokens ascending; sums over Dk ascending
 /// memory    3 [Dv] vectors
-/// cost      8 Dk Dv flops, 1 exp a token
+/// cost      7 Dk Dv flops, 1 exp a token
 /// source    spec/gdn.md 4
 template <Accumulator A, Storage O>
 void recurrence_forward(const Segments& segments, const RecurrenceInputs<A>& inputs,
@@ -129,11 +129,11 @@ void transition(const Segments& segments, const RecurrenceInputs<A>& inputs, Mat
 ///           token; d_q, d_k: added to, padding left alone, for the value heads of a group share them
 template <Accumulator A>
 struct RecurrenceCotangents {
-  MatrixView<A> d_q;
-  MatrixView<A> d_k;
-  MatrixView<A> d_v;
-  std::span<A> d_beta;
-  std::span<A> d_g;
+  MatrixView<A> d_q{};
+  MatrixView<A> d_k{};
+  MatrixView<A> d_v{};
+  std::span<A> d_beta{};
+  std::span<A> d_g{};
 };
 
 /// Backward of recurrence_forward, tokens descending, dS from the future:
@@ -147,7 +147,7 @@ struct RecurrenceCotangents {
 /// order     tokens descending, the same for any split of the work over heads
 /// memory    states before every sqrt(n)-th of n tokens, and of sqrt(n) tokens at a time, replayed:
 ///           about 2 sqrt(n) [Dk,Dv]
-/// cost      about 28 Dk Dv flops a token: two forward passes and the backward
+/// cost      25 Dk Dv flops a token: 10 in two forward passes, 15 backward
 /// source    spec/gdn.md 4
 template <Accumulator A, Storage G>
 void recurrence_backward(const Segments& segments, const RecurrenceInputs<A>& inputs,

@@ -65,14 +65,15 @@ struct RouterOptions {
 
 /// How tokens and experts lie over devices, and how many rows a device has room for.
 ///
-/// The T tokens lie in contiguous pieces over groups * shards devices, group after group, shard after
-/// shard. Device s of a group holds experts [s * E/shards, (s + 1) * E/shards) and serves the tokens of its
-/// own group, a chunk at a time: chunk c is the c-th of token_chunks equal slices of every device's
-/// piece. A device's slice is ceil(T / (groups * shards * token_chunks)) tokens; where that does not come
-/// out even the last slices are short or empty, as if filled up with padding that is routed nowhere.
+/// The T tokens lie in contiguous pieces over groups * shards devices, group after group, shard
+/// after shard. Device s of a group holds experts [s * E/shards, (s + 1) * E/shards) and serves the
+/// tokens of its own group, a chunk at a time: chunk c is the c-th of token_chunks equal slices of
+/// every device's piece. A device's slice is ceil(T / (groups * shards * token_chunks)) tokens;
+/// where that does not come out even the last slices are short or empty, as if filled up with
+/// padding that is routed nowhere.
 struct DispatchOptions {
-  std::optional<double> buffer_factor;  ///< rows a device has room for, over the rows it has when
-                                        ///< balanced; none: no buffer, no drops
+  /// Rows that a device has room for, over those it has when balanced; none: no buffer, no drops.
+  std::optional<double> buffer_factor = std::nullopt;
   Strategy strategy = Strategy::ring;
   std::int64_t token_chunks = 1;
   std::int64_t groups = 1;  ///< expert groups side by side, each with all experts

@@ -32,16 +32,18 @@ struct Inputs {
   ConstMatrixView<R> router_weight;  ///< [D,E]
   ConstMatrixView<S> wi;             ///< [E*D, 2F], expert e in rows [e*D, (e+1)*D)
   ConstMatrixView<S> wo;             ///< [E*F, D]
-  ConstMatrixView<S> shared_wi;      ///< [D, 2Fs]; null, as the next two, without a shared expert
-  ConstMatrixView<S> shared_wo;      ///< [Fs, D]
-  ConstMatrixView<S> shared_gate;    ///< [D, 1]
-  ConstMatrixView<std::int32_t> forced_ids;   ///< [T,K] to replay, -1 = not replayed; null: none
-  std::span<const std::int32_t> segment_ids;  ///< [T], 0 = padding; empty: no padding
+  // Null, all three, without a shared expert.
+  ConstMatrixView<S> shared_wi = {};    ///< [D, 2Fs]
+  ConstMatrixView<S> shared_wo = {};    ///< [Fs, D]
+  ConstMatrixView<S> shared_gate = {};  ///< [D, 1]
+  // Null or empty where there is nothing to replay, or no padding.
+  ConstMatrixView<std::int32_t> forced_ids = {};   ///< [T,K], -1 = not replayed
+  std::span<const std::int32_t> segment_ids = {};  ///< [T], 0 = padding
 };
 
 struct Options {
-  RouterOptions router;
-  DispatchOptions dispatch;
+  RouterOptions router = {};
+  DispatchOptions dispatch = {};
   RouterTraining router_training = RouterTraining::trained;    ///< backward only
   WeightGradFrom weight_grad_from = WeightGradFrom::wo_input;  ///< backward only
 };
@@ -49,11 +51,11 @@ struct Options {
 /// Where the forward writes. All but `out` may be null.
 template <Accumulator A>
 struct Outputs {
-  MatrixView<A> out;                    ///< [T,D]
-  MatrixView<std::int32_t> expert_ids;  ///< [T,K], -1 at excluded padding
-  MatrixView<A> expert_weights;         ///< [T,K], 0 at excluded padding
-  MatrixView<A> router_logits;          ///< [T,E], 0 at excluded padding
-  std::span<std::int64_t> group_sizes;  ///< [E], slots of each expert before drops
+  MatrixView<A> out;                         ///< [T,D]
+  MatrixView<std::int32_t> expert_ids = {};  ///< [T,K], -1 at excluded padding
+  MatrixView<A> expert_weights = {};         ///< [T,K], 0 at excluded padding
+  MatrixView<A> router_logits = {};          ///< [T,E], 0 at excluded padding
+  std::span<std::int64_t> group_sizes = {};  ///< [E], slots of each expert before drops
 };
 
 struct LayerReport {
@@ -68,20 +70,21 @@ struct LayerReport {
 /// What the backward is given.
 template <Storage S>
 struct OutputCotangents {
-  ConstMatrixView<S> d_out;                           ///< [T,D]
-  ConstMatrixView<AccumulatorOf<S>> d_router_logits;  ///< [T,E] of losses on the logits; null: none
+  ConstMatrixView<S> d_out;  ///< [T,D]
+  /// [T,E] of losses on the logits; null: there are none.
+  ConstMatrixView<AccumulatorOf<S>> d_router_logits = {};
 };
 
 /// Where the backward writes. Each weight's may be null, then nothing of it is computed.
 template <Accumulator A>
 struct InputCotangents {
-  MatrixView<A> d_hidden;              ///< [T,D]
-  WeightCotangent<A> d_router_weight;  ///< [D,E]
-  WeightCotangent<A> d_wi;             ///< [E*D, 2F]
-  WeightCotangent<A> d_wo;             ///< [E*F, D]
-  WeightCotangent<A> d_shared_wi;      ///< [D, 2Fs]
-  WeightCotangent<A> d_shared_wo;      ///< [Fs, D]
-  WeightCotangent<A> d_shared_gate;    ///< [D, 1]
+  MatrixView<A> d_hidden;                   ///< [T,D]
+  WeightCotangent<A> d_router_weight = {};  ///< [D,E]
+  WeightCotangent<A> d_wi = {};             ///< [E*D, 2F]
+  WeightCotangent<A> d_wo = {};             ///< [E*F, D]
+  WeightCotangent<A> d_shared_wi = {};      ///< [D, 2Fs]
+  WeightCotangent<A> d_shared_wo = {};      ///< [Fs, D]
+  WeightCotangent<A> d_shared_gate = {};    ///< [D, 1]
 };
 
 namespace detail {
@@ -141,6 +144,26 @@ void check_cotangent(std::string_view where, const std::string& argument,
   if (cotangent.wanted()) {
     require_shape(where, argument + ".values", cotangent.values, rows_name, rows, cols_name, cols);
   }
+}
+
+template <Accumulator A>
+void check_shared_cotangents(std::string_view where, const Dims& dims,
+                             const InputCotangents<A>& out) {
+  if (!dims.has_shared_expert()) {
+    const auto refuse = [&](std::string_view argument, const WeightCotangent<A>& cotangent) {
+      require(!cotangent.wanted(), where, argument, "a matrix",
+              "must be null when dims.shared_hidden is 0");
+    };
+    refuse("d_shared_wi", out.d_shared_wi);
+    refuse("d_shared_wo", out.d_shared_wo);
+    refuse("d_shared_gate", out.d_shared_gate);
+  }
+  check_cotangent(where, "d_shared_wi", out.d_shared_wi, "dims.hidden", dims.hidden,
+                  "2 * dims.shared_hidden", 2 * dims.shared_hidden);
+  check_cotangent(where, "d_shared_wo", out.d_shared_wo, "dims.shared_hidden", dims.shared_hidden,
+                  "dims.hidden", dims.hidden);
+  check_cotangent(where, "d_shared_gate", out.d_shared_gate, "dims.hidden", dims.hidden, "columns",
+                  1);
 }
 
 /// What forward and backward both need to know before any expert computes.
@@ -235,7 +258,8 @@ template <Storage S, Storage R>
       .hidden = dims.hidden, .width = dims.shared_hidden, .wi = in.shared_wi, .wo = in.shared_wo};
 }
 
-/// The shared expert is one that every token goes to, padding too, with weight sigmoid(h * shared_gate).
+/// The shared expert is one that every token goes to, padding too, with weight sigmoid(h *
+/// shared_gate).
 template <Storage S, Storage R>
 [[nodiscard]] ExpertRows<AccumulatorOf<S>> shared_rows(const Dims& dims, const Inputs<S, R>& in) {
   using A = AccumulatorOf<S>;
@@ -256,6 +280,89 @@ template <Storage S, Storage R>
   return rows;
 }
 
+/// sums[t] = sum_k term(t, k, row, d) over the slots of t that have a row, k ascending from +0.
+template <Accumulator A, class Term>
+void sum_over_slots(const Routing<A>& routing, MatrixView<A> sums, const Term& term) {
+  const std::int64_t top_k = routing.expert_ids.view().cols();
+  parallel_blocks(sums.rows(), rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) {
+      const std::span<A> sum = sums.row(t);
+      std::fill(sum.begin(), sum.end(), A(0));
+      for (std::int64_t k = 0; k < top_k; ++k) {
+        const std::int64_t row = routing.row_of_slot[static_cast<std::size_t>(t * top_k + k)];
+        if (row >= 0) {
+          for (std::int64_t d = 0; d < sums.cols(); ++d) {
+            sum[static_cast<std::size_t>(d)] += term(t, k, row, d);
+          }
+        }
+      }
+    }
+  });
+}
+
+/// The cotangent of every token's logits; 0 on rows that are routed nowhere.
+template <Accumulator A>
+[[nodiscard]] Matrix<A> logits_cotangent(const Dims& dims, const Routing<A>& routing,
+                                         const std::vector<A>& d_row_weights,
+                                         ConstMatrixView<A> d_router_logits,
+                                         const RouterOptions& options) {
+  // Only the slot's own expert knows its weight's cotangent; a slot without a row has none.
+  Matrix<A> d_expert_weights(dims.tokens, dims.top_k);
+  const MatrixView<A> d_weights = d_expert_weights.view();
+  for (std::int64_t t = 0; t < dims.tokens; ++t) {
+    for (std::int64_t k = 0; k < dims.top_k; ++k) {
+      const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
+      d_weights(t, k) = row < 0 ? A(0) : d_row_weights[static_cast<std::size_t>(row)];
+    }
+  }
+  Matrix<A> result(dims.tokens, dims.experts);
+  const MatrixView<A> d_logits = result.view();
+  route_backward<A>(dims.router(),
+                    {.router_logits = routing.logits.view(),
+                     .expert_ids = routing.expert_ids.view(),
+                     .d_expert_weights = d_weights},
+                    options, d_logits);
+  if (!d_router_logits.is_null()) {
+    for (const std::int64_t t : routing.tokens) {
+      for (std::int64_t e = 0; e < dims.experts; ++e) {
+        d_logits(t, e) += d_router_logits(t, e);
+      }
+    }
+  }
+  return result;
+}
+
+/// Adds the shared expert's part to d_hidden and writes the cotangents of its weights.
+template <Storage S, Storage R>
+void shared_backward(const Dims& dims, const Inputs<S, R>& in, ConstMatrixView<S> d_out,
+                     WeightGradFrom weight_grad_from,
+                     const InputCotangents<AccumulatorOf<S>>& out) {
+  using A = AccumulatorOf<S>;
+  const ExpertRows<A> rows = shared_rows(dims, in);
+  const ExpertRowCotangents<A> shared =
+      experts_backward(shared_expert(dims, in), rows, in.hidden, d_out, weight_grad_from,
+                       out.d_shared_wi, out.d_shared_wo);
+  const ConstMatrixView<A> d_rows = shared.d_rows.view();
+  const auto d_gate = [&](std::int64_t t) {  // through the sigmoid
+    const A gate = rows.weight(t);
+    return gate * (A(1) - gate) * shared.d_weights[static_cast<std::size_t>(t)];
+  };
+  parallel_blocks(dims.tokens, rows_per_task, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t t = first; t < last; ++t) {
+      const A d_z = d_gate(t);
+      for (std::int64_t c = 0; c < dims.hidden; ++c) {
+        out.d_hidden(t, c) += d_rows(t, c) + d_z * widen<A>(in.shared_gate(c, 0));
+      }
+    }
+  });
+  if (out.d_shared_gate.wanted()) {
+    product<A>(
+        dims.hidden, 1, dims.tokens,
+        [&](std::int64_t c, std::int64_t t) { return widen<A>(in.hidden(t, c)); },
+        [&](std::int64_t t, std::int64_t) { return d_gate(t); }, store_into(out.d_shared_gate, 0));
+  }
+}
+
 template <class T>
 void copy_into(ConstMatrixView<T> source, MatrixView<T> target) {
   if (target.is_null()) {
@@ -272,21 +379,22 @@ void copy_into(ConstMatrixView<T> source, MatrixView<T> target) {
 ///   l = h * router_weight;  (ids, w) = route(l)
 ///   out[t] = sum_k w[t,k] * Y_{ids[t,k]}(h[t]) + sigmoid(h[t] * shared_gate) * Y_shared(h[t])
 ///   Y_e(x) = (silu(x * wi_e[:, :F]) * (x * wi_e[:, F:])) * wo_e
-/// The devices of options.dispatch are a model: it decides which slots find no room. Those add nothing, and
-/// the other weights of the token stay as they are.
+/// The devices of options.dispatch are a model: it decides which slots find no room. Those add
+/// nothing, and the other weights of the token stay as they are.
 /// shapes    as the structs say
-/// dtypes    S storage, R the router's (the same accumulator); logits, weights and out in the accumulator A.
-///           X*wi, the activation and Y are rounded to S
+/// dtypes    S storage, R the router's (the same accumulator); logits, weights and out in the
+///           accumulator A. X*wi, the activation and Y are rounded to S
 /// writes    all of out and of each output given
 /// alias     outputs disjoint from inputs and each other
-/// specials  excluded padding: its hidden row is not read by the routed part, which gives exactly 0 there;
-///           the shared expert runs on every row. T = 0: group_sizes are 0. Other cases: see route
-/// order     k ascending into +0, the shared expert last; same bits for any thread count, and for a token
-///           whatever other tokens there are, as long as none of its slots is dropped
+/// specials  excluded padding: its hidden row is not read by the routed part, which gives exactly 0
+///           there; the shared expert runs on every row. T = 0: group_sizes are 0. Other cases: see
+///           route
+/// order     k ascending into +0, the shared expert last; same bits for any thread count, and for a
+///           token whatever other tokens there are, as long as none of its slots is dropped
 /// memory    [R,D] of S for R kept slots, [T,E] of A, the maps
 /// cost      6 D F flops a kept slot, 2 D E a routed token, 6 D Fs a token
-/// throws    Error for bad dims or options, views of another shape, negative segment ids, shared weights
-///           without dims.shared_hidden
+/// throws    Error for bad dims or options, views of another shape, negative segment ids, shared
+///           weights without dims.shared_hidden
 /// source    spec/moe.md 1 to 8
 template <Storage S, Storage R>
 LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& options,
@@ -317,20 +425,10 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
       detail::experts_forward(detail::routed_experts(dims, in), routing.rows, in.hidden);
   const ConstMatrixView<S> y = outputs.view();
   const ConstMatrixView<A> weights = routing.expert_weights.view();
-  parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t t = first; t < last; ++t) {
-      const std::span<A> sum = out.out.row(t);
-      std::fill(sum.begin(), sum.end(), A(0));
-      for (std::int64_t k = 0; k < dims.top_k; ++k) {
-        const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
-        if (row >= 0) {
-          for (std::size_t d = 0; d < sum.size(); ++d) {
-            sum[d] += weights(t, k) * widen<A>(y.row(row)[d]);
-          }
-        }
-      }
-    }
-  });
+  detail::sum_over_slots(routing, out.out,
+                         [&](std::int64_t t, std::int64_t k, std::int64_t row, std::int64_t d) {
+                           return weights(t, k) * widen<A>(y(row, d));
+                         });
   if (dims.has_shared_expert()) {
     const detail::ExpertRows<A> rows = detail::shared_rows(dims, in);
     const detail::Matrix<S> shared =
@@ -351,25 +449,30 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
   return routing.report;
 }
 
-/// The backward of `forward`, called with the same dims, inputs and options; it routes and runs the experts'
-/// first half again instead of reading residuals.
+/// The backward of `forward`, called with the same dims, inputs and options; it routes and runs the
+/// experts' first half again instead of reading residuals.
 ///   o = d_out[t], a = activation of the slot's row:
 ///   wo_input:  q = o * wo^T, d_w = <q, a>, d_a = w q, d_wo += (w a)^T o
 ///   wo_output: d_w = <o, Y>, d_y = w o, d_a = d_y * wo^T, d_wo += a^T d_y
 ///   d_l = route_backward(d_w) + d_router_logits;  d_router_weight = sum_t h[t]^T d_l[t]
-///   d_hidden[t] = sum_k d_x of its kept slots + d_l[t] * router_weight^T + the shared expert's part
+///   d_hidden[t] = sum_k d_x of its kept slots + d_l[t] * router_weight^T + the shared part
 /// shapes    as the structs say
-/// dtypes    as forward; what stands for the cotangents of Y, of the activation and of X*wi is rounded to S
-///           (w a as well), everything else is in the accumulator
+/// dtypes    as forward; what stands for the cotangents of Y, of the activation and of X*wi is
+///           rounded to S (w a as well), everything else is in the accumulator
 /// writes    all of d_hidden; each weight cotangent given, overwritten or added to once
 /// alias     outputs disjoint from inputs and each other
 /// specials  a dropped slot gives and gets nothing. Excluded padding: its rows of hidden, d_out and
-///           d_router_logits are not read by the routed part, d_hidden there is the shared expert's alone.
-///           An expert without rows: exact zeros, written. Router frozen: d_router_weight is zero (adds
-///           nothing), d_hidden keeps the router's part. K = 1: the router gets exactly 0 from d_out
-/// order     rows of a weight cotangent in slot order, folded 256 at a time; same bits for any thread count
+///           d_router_logits are not read by the routed part, d_hidden there is the shared expert's
+///           alone. An expert without rows: exact zeros, written. Router frozen: d_router_weight is
+///           zero (adds nothing), d_hidden keeps the router's part. K = 1: the router gets exactly
+///           0 from d_out
+/// order     rows of a weight cotangent in slot order, folded 256 at a time; same bits for any
+///           thread count
 /// memory    [R, 3F] of S and [R, D] of A for R kept slots, besides what forward takes
-/// throws    as forward; Error for cotangents of another shape, or wanted of a shared expert that is not
+/// cost      16 D F flops a kept slot (18 under wo_output), 6 D E a routed token, 16 D Fs a token
+///           (18)
+/// throws    as forward; Error for cotangents of another shape, or of a shared expert that is not
+///           there
 /// source    spec/moe.md 4, 4.1, 6 and 8
 template <Storage S, Storage R>
 LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotangents<S>& d,
@@ -392,61 +495,25 @@ LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotan
                           2 * dims.expert_hidden);
   detail::check_cotangent(where, "d_wo", out.d_wo, "dims.experts * dims.expert_hidden",
                           dims.experts * dims.expert_hidden, "dims.hidden", dims.hidden);
-  detail::check_cotangent(where, "d_shared_wi", out.d_shared_wi, "dims.hidden", dims.hidden,
-                          "2 * dims.shared_hidden", 2 * dims.shared_hidden);
-  detail::check_cotangent(where, "d_shared_wo", out.d_shared_wo, "dims.shared_hidden",
-                          dims.shared_hidden, "dims.hidden", dims.hidden);
-  detail::check_cotangent(where, "d_shared_gate", out.d_shared_gate, "dims.hidden", dims.hidden,
-                          "columns", 1);
+  detail::check_shared_cotangents(where, dims, out);
 
   const detail::Routing<A> routing = detail::route_layer(dims, in, options);
   const detail::ExpertRowCotangents<A> routed =
       detail::experts_backward(detail::routed_experts(dims, in), routing.rows, in.hidden, d.d_out,
                                options.weight_grad_from, out.d_wi, out.d_wo);
   const ConstMatrixView<A> d_rows = routed.d_rows.view();
+  detail::sum_over_slots(
+      routing, out.d_hidden,
+      [&](std::int64_t, std::int64_t, std::int64_t row, std::int64_t c) { return d_rows(row, c); });
 
-  // Only the slot's own expert knows its routing weight's cotangent; a slot without a row has none.
-  detail::Matrix<A> d_expert_weights(dims.tokens, dims.top_k);
-  const MatrixView<A> d_weights = d_expert_weights.view();
-  for (std::int64_t slot = 0; slot < dims.slots(); ++slot) {
-    const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(slot)];
-    d_weights(slot / dims.top_k, slot % dims.top_k) =
-        row < 0 ? A(0) : routed.d_weights[static_cast<std::size_t>(row)];
-  }
-  detail::Matrix<A> d_logits_storage(dims.tokens, dims.experts);
-  const MatrixView<A> d_logits = d_logits_storage.view();
-  route_backward<A>(dims.router(),
-                    {.router_logits = routing.logits.view(),
-                     .expert_ids = routing.expert_ids.view(),
-                     .d_expert_weights = d_weights},
-                    options.router, d_logits);
-
-  const auto routed_tokens = static_cast<std::int64_t>(routing.tokens.size());
+  const detail::Matrix<A> d_router_logits =
+      detail::logits_cotangent(dims, routing, routed.d_weights, d.d_router_logits, options.router);
+  const ConstMatrixView<A> d_logits = d_router_logits.view();  // [T,E]
   const auto token = [&](std::int64_t i) {
     return std::int64_t{routing.tokens[static_cast<std::size_t>(i)]};
   };
-  parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t t = first; t < last; ++t) {
-      const std::span<A> sum = out.d_hidden.row(t);
-      std::fill(sum.begin(), sum.end(), A(0));
-      for (std::int64_t k = 0; k < dims.top_k; ++k) {
-        const std::int32_t row = routing.row_of_slot[static_cast<std::size_t>(t * dims.top_k + k)];
-        if (row >= 0) {
-          for (std::size_t c = 0; c < sum.size(); ++c) {
-            sum[c] += d_rows.row(row)[c];
-          }
-        }
-      }
-    }
-  });
+  const auto routed_tokens = static_cast<std::int64_t>(routing.tokens.size());
   parallel_blocks(routed_tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-    if (!d.d_router_logits.is_null()) {
-      for (std::int64_t i = first; i < last; ++i) {
-        for (std::int64_t e = 0; e < dims.experts; ++e) {
-          d_logits(token(i), e) += d.d_router_logits(token(i), e);
-        }
-      }
-    }
     detail::product<A>(
         last - first, dims.hidden, dims.experts,
         [&](std::int64_t i, std::int64_t e) { return d_logits(token(first + i), e); },
@@ -456,40 +523,19 @@ LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotan
   if (out.d_router_weight.wanted()) {
     const std::int64_t terms =
         options.router_training == RouterTraining::frozen ? 0 : routed_tokens;
-    parallel_blocks(dims.hidden, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-      detail::product<A>(
-          last - first, dims.experts, terms,
-          [&](std::int64_t i, std::int64_t r) { return widen<A>(in.hidden(token(r), first + i)); },
-          [&](std::int64_t r, std::int64_t e) { return d_logits(token(r), e); },
-          detail::store_into(out.d_router_weight, first));
-    });
+    parallel_blocks(dims.hidden, detail::weight_rows_per_task,
+                    [&](std::int64_t first, std::int64_t last) {
+                      detail::product<A>(
+                          last - first, dims.experts, terms,
+                          [&](std::int64_t i, std::int64_t r) {
+                            return widen<A>(in.hidden(token(r), first + i));
+                          },
+                          [&](std::int64_t r, std::int64_t e) { return d_logits(token(r), e); },
+                          detail::store_into(out.d_router_weight, first));
+                    });
   }
-
   if (dims.has_shared_expert()) {
-    const detail::ExpertRows<A> rows = detail::shared_rows(dims, in);
-    const detail::ExpertRowCotangents<A> shared =
-        detail::experts_backward(detail::shared_expert(dims, in), rows, in.hidden, d.d_out,
-                                 options.weight_grad_from, out.d_shared_wi, out.d_shared_wo);
-    const ConstMatrixView<A> d_shared_rows = shared.d_rows.view();
-    const auto d_gate = [&](std::int64_t t) {  // through the sigmoid
-      const A gate = rows.weight(t);
-      return gate * (A(1) - gate) * shared.d_weights[static_cast<std::size_t>(t)];
-    };
-    parallel_blocks(dims.tokens, detail::rows_per_task, [&](std::int64_t first, std::int64_t last) {
-      for (std::int64_t t = first; t < last; ++t) {
-        const A d_z = d_gate(t);
-        for (std::int64_t c = 0; c < dims.hidden; ++c) {
-          out.d_hidden(t, c) += d_shared_rows(t, c) + d_z * widen<A>(in.shared_gate(c, 0));
-        }
-      }
-    });
-    if (out.d_shared_gate.wanted()) {
-      detail::product<A>(
-          dims.hidden, 1, dims.tokens,
-          [&](std::int64_t c, std::int64_t t) { return widen<A>(in.hidden(t, c)); },
-          [&](std::int64_t t, std::int64_t) { return d_gate(t); },
-          detail::store_into(out.d_shared_gate, 0));
-    }
+    detail::shared_backward(dims, in, d.d_out, options.weight_grad_from, out);
   }
   return routing.report;
 }

@@ -26,11 +26,13 @@ struct Dispatch {
 };
 
 /// Where the slots of one layer would fall on the devices of `options`.
-///   balanced = slice * K, B = trunc(balanced * buffer_factor); of the slots that want a device in one
-///   chunk the first B keep a row: in (expert, slot) order for the ring, (source, expert, slot) order for
-///   all-to-all, where slots count through the gathered tokens of the chunk, device after device
+///   balanced = slice * K,  B = trunc(balanced * buffer_factor)
+/// Of the slots that want a device in one chunk the first B keep a row: in (expert, slot) order for
+/// the ring, in (source device, expert, slot) order for all-to-all, where slots count through the
+/// gathered tokens of the chunk, device after device.
 /// shapes    expert_ids [T,K]
-/// specials  unrouted slots take no room, are not kept and not dropped. B = 0 drops everything. T = 0: none
+/// specials  unrouted slots take no room, are not kept and not dropped. B = 0 drops everything. T =
+///           0: none
 /// order     unique
 /// throws    Error for bad dims or options, another shape, an id that is neither an expert nor -1
 /// source    spec/moe.md 4 and 7

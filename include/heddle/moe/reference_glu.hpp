@@ -58,7 +58,8 @@ void glu(ConstMatrixView<S> gate_up, MatrixView<S> activation) {
 ///   s = sigmoid(gate)
 /// shapes    gate_up, d_gate_up [rows, 2F]; d_activation [rows, F]
 /// dtypes    Storage; arithmetic in its Accumulator, one rounding
-/// writes    all of d_gate_up; never -0: the sum of two zero-padded halves, which this stands for, has none
+/// writes    all of d_gate_up; never -0: the sum of two zero-padded halves, which this stands for,
+///           has none
 /// alias     d_gate_up disjoint from the inputs
 /// throws    Error for an odd number of columns, other shapes
 /// source    spec/moe.md 6

@@ -27,8 +27,8 @@ struct RoutingMaps {
 /// specials  T = 0: empty maps, sizes and offsets 0. Duplicate ids in a row are separate slots
 /// order     unique: equal ids keep the order of their slots
 /// memory    8 M + 16 E bytes
-/// throws    Error for bad dims, another shape, an id that is neither an expert nor -1, a row that is
-///           routed in part
+/// throws    Error for bad dims, another shape, an id that is neither an expert nor -1, a row that
+///           is routed in part
 /// source    spec/moe.md 3
 [[nodiscard]] inline RoutingMaps routing_maps(const RouterDims& dims,
                                               ConstMatrixView<std::int32_t> expert_ids) {

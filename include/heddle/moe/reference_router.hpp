@@ -20,9 +20,10 @@ namespace heddle::moe::reference {
 
 template <Storage S>
 struct RouterInputs {
-  ConstMatrixView<S> router_logits;           ///< [T,E]
-  ConstMatrixView<std::int32_t> forced_ids;   ///< [T,K] to replay, -1 = not replayed; null: none
-  std::span<const std::int32_t> segment_ids;  ///< [T], 0 = padding; empty: no padding
+  ConstMatrixView<S> router_logits;  ///< [T,E]
+  // Null or empty where there is nothing to replay, or no padding.
+  ConstMatrixView<std::int32_t> forced_ids = {};   ///< [T,K], -1 = not replayed
+  std::span<const std::int32_t> segment_ids = {};  ///< [T], 0 = padding
 };
 
 template <Accumulator A>
@@ -54,8 +55,8 @@ template <Accumulator A, Storage S>
   return std::find(ids.begin(), ids.end(), id) != ids.end();
 }
 
-/// The K best of a row, best first. `>` keeps the lowest id of a tie, and has -0 equal +0; what is taken is
-/// left out by its id, so that ids stay distinct where all that remains is -inf.
+/// The K best of a row, best first. `>` keeps the lowest id of a tie, and has -0 equal +0; what is
+/// taken is left out by its id, so that ids stay distinct where all that remains is -inf.
 template <Accumulator A, Storage S>
 void choose(std::span<const S> logits, std::span<std::int32_t> chosen) {
   for (std::size_t k = 0; k < chosen.size(); ++k) {
@@ -90,8 +91,11 @@ struct RowSoftmax {
   A chosen_max = -std::numeric_limits<A>::infinity();  ///< over the chosen
   std::int64_t chosen_infinities = 0;                  ///< chosen logits that are +inf
 
-  /// The softmax has no value, or none that depends on the logits: the non-finite rule holds.
-  [[nodiscard]] bool is_finite() const { return std::isfinite(max) && std::isfinite(chosen_max); }
+  /// False where the softmax has no value, or one that no logit moves: the non-finite rule holds.
+  [[nodiscard]] bool is_finite() const {
+    using std::isfinite;
+    return isfinite(max) && isfinite(chosen_max);
+  }
 };
 
 template <Accumulator A, Storage S>
@@ -121,8 +125,8 @@ template <Accumulator A, Storage S>
   return row;
 }
 
-/// The weight of one chosen logit. Without a finite softmax: shared equally by the chosen +inf; 0 beside
-/// an unchosen +inf; shared by all K where every chosen logit is -inf.
+/// The weight of one chosen logit. Without a finite softmax: shared equally by the chosen +inf; 0
+/// beside an unchosen +inf; shared by all K where every chosen logit is -inf.
 template <Accumulator A>
 [[nodiscard]] A weight_of(const RowSoftmax<A>& row, A logit, std::int64_t top_k) {
   using std::exp;
@@ -174,17 +178,18 @@ inline void check_expert_ids(std::string_view where, ConstMatrixView<std::int32_
 
 /// Chooses K experts for each token and weighs them.
 ///   chosen: the K largest logits, falling; weight_k = exp(l_k - m) / sum_j exp(l_j - m)
-/// A token is, the first that holds: excluded padding (ids `unrouted`, weights 0; its logits are not
-/// read); replayed (its forced ids are K distinct experts: taken in their order, weighed by the logits
-/// given here); automatic.
-/// shapes    router_logits [T,E], forced_ids [T,K], segment_ids [T], expert_ids and expert_weights [T,K]
+/// A token is, the first that holds: excluded padding (ids `unrouted`, weights 0; its logits are
+/// not read); replayed (its forced ids are K distinct experts: taken in their order, weighed by the
+/// logits given here); automatic.
+/// shapes    router_logits [T,E], forced_ids [T,K], segment_ids [T], expert_ids and expert_weights
+///           [T,K]
 /// dtypes    logits Storage; arithmetic and weights their Accumulator
 /// writes    all of expert_ids and expert_weights
 /// alias     outputs disjoint from inputs; forced_ids null, segment_ids empty: absent
-/// specials  equal logits: the lowest id first, -0 equal to +0. NaN ranks with -inf; ids are K distinct
-///           experts whatever the row holds. Weights when a chosen logit is +inf: equal over the chosen
-///           +inf, 0 for the rest; when all K are -inf: 1/K; when softmax_of_all meets +inf at an unchosen
-///           expert only: 0. T = 0: no-op
+/// specials  equal logits: the lowest id first, -0 equal to +0. NaN ranks with -inf; ids are K
+///           distinct experts whatever the row holds. Weights when a chosen logit is +inf: equal
+///           over the chosen +inf, 0 for the rest; when all K are -inf: 1/K; when softmax_of_all
+///           meets +inf at an unchosen expert only: 0. T = 0: no-op
 /// order     each row by itself; same bits for any thread count
 /// cost      T*E*K compares, T*K exps (T*E with softmax_of_all)
 /// throws    Error for bad dims or options, views of another shape, negative segment ids
@@ -281,10 +286,11 @@ struct RouterBackwardInputs {
 /// dtypes    as route; cotangents the Accumulator
 /// writes    all of d_router_logits
 /// alias     output disjoint from inputs
-/// specials  0 on unrouted rows (their logits and cotangents are not read) and on rows weighed by the
-///           non-finite rule. K = 1 under softmax_of_chosen: exactly 0, the weight is constant
+/// specials  0 on unrouted rows (their logits and cotangents are not read) and on rows weighed by
+///           the non-finite rule. K = 1 under softmax_of_chosen: exactly 0, the weight is constant
 /// order     each row by itself, k ascending; same bits for any thread count
-/// throws    Error for bad dims or options, views of another shape, ids that are neither experts nor -1
+/// throws    Error for bad dims or options, views of another shape, ids that are neither experts
+///           nor -1
 /// source    spec/moe.md 1.3
 template <Storage S>
 void route_backward(const RouterDims& dims, const RouterBackwardInputs<S>& in,

@@ -39,7 +39,8 @@ struct Experts {
   ConstMatrixView<S> wo;    // [count*F, D]
 };
 
-/// The rows that experts compute, those of an expert together: row r is token tokens[r], times weights[r].
+/// The rows that experts compute, those of an expert together: row r is token tokens[r], times
+/// weights[r].
 template <Accumulator A>
 struct ExpertRows {
   std::vector<std::int32_t> tokens;   // [R]
@@ -67,17 +68,32 @@ struct ExpertBlock {
 };
 
 inline constexpr std::int64_t rows_per_task = 64;  // some 100 us at D = 96; scratch stays in cache
+inline constexpr std::int64_t weight_rows_per_task = 32;  // enough tasks where experts are few
 
-/// Cuts [begin(e), end(e)) of every expert into blocks.
-template <class Begin, class End>
-[[nodiscard]] std::vector<ExpertBlock> expert_blocks(std::int64_t experts, const Begin& begin,
-                                                     const End& end) {
+/// Appends [first, last) of an expert in blocks of `grain`.
+inline void append_blocks(std::vector<ExpertBlock>& blocks, std::int64_t expert, std::int64_t first,
+                          std::int64_t last, std::int64_t grain) {
+  for (; first < last; first += grain) {
+    blocks.push_back({expert, first, std::min(grain, last - first)});
+  }
+}
+
+/// The rows of every expert.
+template <Accumulator A>
+[[nodiscard]] std::vector<ExpertBlock> row_blocks(const ExpertRows<A>& rows) {
+  std::vector<ExpertBlock> blocks;
+  for (std::int64_t expert = 0; expert < rows.experts(); ++expert) {
+    append_blocks(blocks, expert, rows.offset(expert), rows.offset(expert + 1), rows_per_task);
+  }
+  return blocks;
+}
+
+/// The `extent` rows of every expert's weight, also of an expert without rows of its own.
+[[nodiscard]] inline std::vector<ExpertBlock> weight_blocks(std::int64_t experts,
+                                                            std::int64_t extent) {
   std::vector<ExpertBlock> blocks;
   for (std::int64_t expert = 0; expert < experts; ++expert) {
-    const std::int64_t last = end(expert);
-    for (std::int64_t first = begin(expert); first < last; first += rows_per_task) {
-      blocks.push_back({expert, first, std::min(rows_per_task, last - first)});
-    }
+    append_blocks(blocks, expert, 0, extent, weight_rows_per_task);
   }
   return blocks;
 }
@@ -106,29 +122,32 @@ void activate(const Experts<S>& experts, const ExpertRows<AccumulatorOf<S>>& row
   glu<S>(gate_up, activation);
 }
 
+/// The outputs of some rows of one expert, rounded to storage, not weighted.
+template <Storage S>
+void apply_wo(const Experts<S>& experts, std::int64_t expert, ConstMatrixView<S> activation,
+              MatrixView<S> outputs) {
+  using A = AccumulatorOf<S>;
+  const ConstMatrixView<S> wo =
+      experts.wo.row_block(expert * experts.width, experts.width);  // [F,D]
+  product<A>(
+      outputs.rows(), experts.hidden, experts.width,
+      [&](std::int64_t i, std::int64_t f) { return widen<A>(activation(i, f)); },
+      [&](std::int64_t f, std::int64_t d) { return widen<A>(wo(f, d)); },
+      [&](std::int64_t i, std::int64_t d, A sum) { outputs(i, d) = narrow<S>(sum); });
+}
+
 /// The experts' outputs Y [R,D], not weighted.
 template <Storage S>
 [[nodiscard]] Matrix<S> experts_forward(const Experts<S>& experts,
                                         const ExpertRows<AccumulatorOf<S>>& rows,
                                         ConstMatrixView<S> hidden) {
-  using A = AccumulatorOf<S>;
   Matrix<S> outputs(rows.count(), experts.hidden);
   const MatrixView<S> y = outputs.view();
-  const std::vector<ExpertBlock> blocks = expert_blocks(
-      rows.experts(), [&](std::int64_t e) { return rows.offset(e); },
-      [&](std::int64_t e) { return rows.offset(e + 1); });
-  for_each_block(blocks, [&](const ExpertBlock& block) {
+  for_each_block(row_blocks(rows), [&](const ExpertBlock& block) {
     Matrix<S> gate_up(block.count, 2 * experts.width);
     Matrix<S> activation(block.count, experts.width);
     activate(experts, rows, block, hidden, gate_up.view(), activation.view());
-    const ConstMatrixView<S> a = activation.view();
-    const ConstMatrixView<S> wo =
-        experts.wo.row_block(block.expert * experts.width, experts.width);  // [F,D]
-    product<A>(
-        block.count, experts.hidden, experts.width,
-        [&](std::int64_t i, std::int64_t f) { return widen<A>(a(i, f)); },
-        [&](std::int64_t f, std::int64_t d) { return widen<A>(wo(f, d)); },
-        [&](std::int64_t i, std::int64_t d, A sum) { y(block.first + i, d) = narrow<S>(sum); });
+    apply_wo<S>(experts, block.expert, activation.view(), y.row_block(block.first, block.count));
   });
   return outputs;
 }
@@ -139,7 +158,8 @@ struct ExpertRowCotangents {
   std::vector<A> d_weights;  // [R]
 };
 
-/// Through Y = glu(X * wi) * wo of every row, for the cotangent weights[r] * d_out[tokens[r]] of its output.
+/// Through Y = glu(X * wi) * wo of every row, for the cotangent weights[r] * d_out[tokens[r]] of
+/// its output.
 template <Storage S>
 [[nodiscard]] ExpertRowCotangents<AccumulatorOf<S>> experts_backward(
     const Experts<S>& experts, const ExpertRows<AccumulatorOf<S>>& rows, ConstMatrixView<S> hidden,
@@ -150,7 +170,8 @@ template <Storage S>
   ExpertRowCotangents<A> result{Matrix<A>(rows.count(), experts.hidden),
                                 std::vector<A>(static_cast<std::size_t>(rows.count()))};
   const MatrixView<A> d_rows = result.d_rows.view();
-  // The factors of d_wo: under wo_input the weight stands at the activation, under wo_output at d_out.
+  // The factors of d_wo: under wo_input the weight stands at the activation, under wo_output at
+  // d_out.
   Matrix<S> activations(rows.count(), width);
   Matrix<S> d_gate_ups(rows.count(), 2 * width);
   const auto d_output = [&](std::int64_t row, std::int64_t d) {
@@ -159,10 +180,7 @@ template <Storage S>
                                                         : widen<A>(narrow<S>(rows.weight(row) * o));
   };
 
-  const std::vector<ExpertBlock> blocks = expert_blocks(
-      rows.experts(), [&](std::int64_t e) { return rows.offset(e); },
-      [&](std::int64_t e) { return rows.offset(e + 1); });
-  for_each_block(blocks, [&](const ExpertBlock& block) {
+  for_each_block(row_blocks(rows), [&](const ExpertBlock& block) {
     const ConstMatrixView<S> wi =
         experts.wi.row_block(block.expert * experts.hidden, experts.hidden);          // [D,2F]
     const ConstMatrixView<S> wo = experts.wo.row_block(block.expert * width, width);  // [F,D]
@@ -195,11 +213,7 @@ template <Storage S>
     } else {
       Matrix<S> outputs(block.count, experts.hidden);
       const MatrixView<S> y = outputs.view();
-      product<A>(
-          block.count, experts.hidden, width,
-          [&](std::int64_t i, std::int64_t f) { return widen<A>(a(i, f)); },
-          [&](std::int64_t f, std::int64_t d) { return widen<A>(wo(f, d)); },
-          [&](std::int64_t i, std::int64_t d, A sum) { y(i, d) = narrow<S>(sum); });
+      apply_wo<S>(experts, block.expert, a, y);
       for (std::int64_t i = 0; i < block.count; ++i) {
         A dot = A(0);  // <d_out, y>
         for (std::int64_t d = 0; d < experts.hidden; ++d) {
@@ -222,15 +236,10 @@ template <Storage S>
   });
 
   // An expert without rows gets sums of nothing: its cotangents are exact zeros, and written.
-  const auto weight_blocks = [&](std::int64_t extent) {
-    return expert_blocks(
-        rows.experts(), [](std::int64_t) { return std::int64_t{0}; },
-        [extent](std::int64_t) { return extent; });
-  };
   const ConstMatrixView<S> a = activations.view();
   const ConstMatrixView<S> d_gate_up = d_gate_ups.view();
   if (d_wi.wanted()) {
-    for_each_block(weight_blocks(experts.hidden), [&](const ExpertBlock& block) {
+    for_each_block(weight_blocks(rows.experts(), experts.hidden), [&](const ExpertBlock& block) {
       const std::int64_t begin = rows.offset(block.expert);
       product<A>(
           block.count, 2 * width, rows.offset(block.expert + 1) - begin,
@@ -242,7 +251,7 @@ template <Storage S>
     });
   }
   if (d_wo.wanted()) {
-    for_each_block(weight_blocks(width), [&](const ExpertBlock& block) {
+    for_each_block(weight_blocks(rows.experts(), width), [&](const ExpertBlock& block) {
       const std::int64_t begin = rows.offset(block.expert);
       product<A>(
           block.count, experts.hidden, rows.offset(block.expert + 1) - begin,

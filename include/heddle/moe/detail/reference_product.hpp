@@ -11,14 +11,15 @@ namespace heddle::moe::reference::detail {
 
 /// store(i, j, sum_k left(i, k) * right(k, j)) for all i < rows, j < cols.
 ///
-/// order     one chain of additions over k per element and 256 k, the chains added in order: an element's
-///           bits depend on its own operands alone, not on the other rows or columns of the call
+/// order     one chain of additions over k per element and 256 k, the chains added in order: an
+///           element's bits depend on its own operands alone, not on the other rows or columns of
+///           the call
 /// specials  depth = 0 stores zeros
 template <Accumulator A, class Left, class Right, class Store>
 void product(std::int64_t rows, std::int64_t cols, std::int64_t depth, const Left& left,
              const Right& right, const Store& store) {
-  // 4 x 8 sums stay in registers; columns beyond the last are zeros and rows beyond it repeat it, so that
-  // every element goes through the same instructions.
+  // 4 x 8 sums stay in registers; columns beyond the last are zeros and rows beyond it repeat it,
+  // so that every element goes through the same instructions.
   constexpr std::int64_t tile_rows = 4;
   constexpr std::int64_t tile_cols = 8;
   constexpr std::int64_t tile_depth = 256;
@@ -61,8 +62,8 @@ void product(std::int64_t rows, std::int64_t cols, std::int64_t depth, const Lef
   }
 }
 
-/// A store for `product` into the rows of a weight's cotangent from `first_row` on, as the caller asked:
-/// the whole sum is assigned, or added once.
+/// A store for `product` into the rows of a weight's cotangent from `first_row` on, as the caller
+/// asked: the whole sum is assigned, or added once.
 template <Accumulator A>
 [[nodiscard]] auto store_into(const WeightCotangent<A>& cotangent, std::int64_t first_row) {
   return [values = cotangent.values, write = cotangent.write, first_row](std::int64_t i,
