@@ -18,8 +18,9 @@ struct Tiling {
   static constexpr int panels = 2;
   static constexpr int transpose = 8;
 };
-#include "heddle/core/detail/gemm.inl"
 #include "heddle/core/detail/transpose_x86.inl"
+
+#include "heddle/core/detail/gemm.inl"
 
 }  // namespace heddle::v4::gemm
 #include "heddle/core/region/end.inl"
@@ -96,8 +97,9 @@ struct Tiling {
   static constexpr int panels = 1;
   static constexpr int transpose = 8;
 };
-#include "heddle/core/detail/gemm.inl"
 #include "heddle/core/detail/transpose_x86.inl"
+
+#include "heddle/core/detail/gemm.inl"
 
 }  // namespace heddle::v3::gemm
 #include "heddle/core/region/end.inl"
