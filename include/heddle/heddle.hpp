@@ -10,6 +10,7 @@
 #include "heddle/core/matrix_engine.hpp"
 #include "heddle/core/packed_matrix.hpp"
 #include "heddle/core/parallel.hpp"
+#include "heddle/core/parallel_product.hpp"
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/simd.hpp"
 #include "heddle/core/view.hpp"

@@ -79,17 +79,20 @@ void require_readable(std::string_view where, std::string_view argument,
 }
 
 template <class T>
-void require_writable(std::string_view where, const MatrixView<T>& c) {
-  if (c.stride() < c.cols()) {
-    fail(where, "c.stride", c.stride(),
-         "must be at least its cols (" + std::to_string(c.cols()) + ")");
+void require_writable(std::string_view where, const std::string& argument,
+                      const MatrixView<T>& view) {
+  if (view.stride() < view.cols()) {
+    fail(where, argument + ".stride", view.stride(),
+         "must be at least its cols (" + std::to_string(view.cols()) + ")");
   }
-  require(!c.is_null() || c.rows() == 0 || c.cols() == 0, where, "c", nullptr, "required");
+  require(!view.is_null() || view.rows() == 0 || view.cols() == 0, where, argument, nullptr,
+          "required");
 }
 
 template <class T>
-void require_writable(std::string_view where, const PanelView<T>& c) {
-  require(!c.is_null() || c.elements() == 0, where, "c", nullptr, "required");
+void require_writable(std::string_view where, const std::string& argument,
+                      const PanelView<T>& panels) {
+  require(!panels.is_null() || panels.elements() == 0, where, argument, nullptr, "required");
 }
 
 /// Scratch that blocks of this product really need: little where factors are read in place.
@@ -179,23 +182,34 @@ void multiply_range(const StoredOperand<TA>& a, const Right& b, const ResultOper
   }
 }
 
+/// The checks of a product; `prefix` names it where there are several ("products[3].").
 template <class TA, class Right>
-void require_factors(std::string_view where, const Factor<TA>& a, const Right& b) {
-  require_readable(where, "a", a);
-  require_equal(where, "b.rows", b.rows(), "a.cols", a.cols());
-  require_readable(where, "b", b);
+void require_factors(std::string_view where, const std::string& prefix, const Factor<TA>& a,
+                     const Right& b) {
+  require_readable(where, prefix + "a", a);
+  require_equal(where, prefix + "b.rows", b.rows(), prefix + "a.cols", a.cols());
+  require_readable(where, prefix + "b", b);
 }
 
 template <class TA, class Right, std::size_t count>
-void require_factors(std::string_view where, const Factor<TA>& a,
+void require_factors(std::string_view where, const std::string& prefix, const Factor<TA>& a,
                      const std::array<Right, count>& b) {
-  require_readable(where, "a", a);
+  require_readable(where, prefix + "a", a);
   for (std::size_t i = 0; i < count; ++i) {
-    const std::string name = element_name("b", i);
-    require_equal(where, name + ".rows", b[i].rows(), "a.cols", a.cols());
-    require_equal(where, name + ".cols", b[i].cols(), "b[0].cols", b[0].cols());
+    const std::string name = prefix + element_name("b", i);
+    require_equal(where, name + ".rows", b[i].rows(), prefix + "a.cols", a.cols());
+    require_equal(where, name + ".cols", b[i].cols(), prefix + "b[0].cols", b[0].cols());
     require_readable(where, name, b[i]);
   }
+}
+
+template <class TA, class Right, class Result>
+void require_product(std::string_view where, const std::string& prefix, const Factor<TA>& a,
+                     const Right& b, const Result& c) {
+  require_factors(where, prefix, a, b);
+  require_equal(where, prefix + "c.rows", c.rows(), prefix + "a.rows", a.rows());
+  require_equal(where, prefix + "c.cols", c.cols(), prefix + "b.cols", b.cols());
+  require_writable(where, prefix + "c", c);
 }
 
 template <class Right, std::size_t count>
@@ -271,19 +285,47 @@ void multiply_narrowed(const StoredOperand<TA>& a, const Right& b, MatrixView<bf
       });
 }
 
-/// Whether the result goes through a tile of scratch.
-enum class Through { nothing, tile };
+/// Scratch of multiply_block.
+template <class Result, class TA, class Right>
+[[nodiscard]] std::int64_t block_bytes(const Factor<TA>& a, const Right& b,
+                                       const ResultRange& range) {
+  const std::int64_t bytes = scratch_bytes(operand(a), operand(b), range, a.cols());
+  return std::is_same_v<typename Result::Element, bfloat16> ? bytes + tile_bytes<float>(range.rows)
+                                                            : bytes;
+}
 
-/// Scratch for one block of the product at a time.
-template <class TA, class Right>
-[[nodiscard]] std::byte* take_scratch(Workspace& workspace, const StoredOperand<TA>& a,
-                                      const Right& b, const ResultRange& range, std::int64_t depth,
-                                      Through through) {
-  using C = AccumulatorOf<typename Right::Element>;
-  return workspace
-      .take<std::byte>(scratch_bytes(a, b, range, depth) +
-                       (through == Through::tile ? tile_bytes<C>(range.rows) : 0))
-      .data();
+/// c = a * b on the range, or c += a * b; c is the whole result.
+template <class TA, class Right, class Result>
+void multiply_block(const Factor<TA>& a, const Right& b, const Result& c, const ResultRange& range,
+                    Write write, std::byte* scratch) {
+  const auto left = operand(a);
+  const auto right = operand(b);
+  if constexpr (std::is_same_v<typename Result::Element, bfloat16>) {
+    static_assert(std::is_same_v<Result, MatrixView<bfloat16>>,
+                  "heddle::multiply: a bf16 result must be a MatrixView");
+    multiply_narrowed(left, right, c, range, a.cols(), write, scratch);
+  } else {
+    multiply_range(left, right, result_operand(c), range, a.cols(), write, scratch);
+  }
+}
+
+/// Scratch of tiles_of_block.
+template <class TA, class Right, std::size_t count>
+[[nodiscard]] std::int64_t block_bytes(const Factor<TA>& a, const std::array<Right, count>& b,
+                                       const ResultRange& range) {
+  ResultRange tiles = range;
+  tiles.columns = std::min(range.columns, tile_columns<typename Right::Element, count>);
+  const std::int64_t bytes = scratch_bytes(operand(a), operand(b[0]), tiles, a.cols());
+  return bytes + tile_bytes<AccumulatorOf<typename Right::Element>>(range.rows);
+}
+
+/// on_tile for each tile of the range of a * b[i].
+template <class TA, class Right, std::size_t count, class OnTile>
+void tiles_of_block(const Factor<TA>& a, const std::array<Right, count>& b,
+                    const ResultRange& range, std::byte* scratch, const OnTile& on_tile) {
+  tiles_of_range(
+      operand(a), operands(b), range, a.cols(), scratch,
+      [](const auto&) { return Write::overwrite; }, on_tile);
 }
 
 }  // namespace detail
@@ -330,11 +372,7 @@ void multiply(const Factor<TA>& a, const Right& b, const Result& c, Write write,
   using TC = typename Result::Element;
   static_assert(detail::same_accumulator<TA, TB, TC>,
                 "heddle::multiply: the result must be the accumulator type of both operands");
-  constexpr const char* where = "multiply";
-  detail::require_factors(where, a, b);
-  require_equal(where, "c.rows", c.rows(), "a.rows", a.rows());
-  require_equal(where, "c.cols", c.cols(), "b.cols", b.cols());
-  detail::require_writable(where, c);
+  detail::require_product("multiply", "", a, b, c);
   if (c.rows() == 0 || c.cols() == 0) {
     return;
   }
@@ -349,20 +387,9 @@ void multiply(const Factor<TA>& a, const Right& b, const Result& c, Write write,
     }
   } else {
     const Workspace::Frame frame(workspace);
-    const auto left = detail::operand(a);
-    const auto right = detail::operand(b);
     const detail::ResultRange all{0, c.rows(), 0, c.cols()};
-    if constexpr (std::is_same_v<TC, bfloat16>) {
-      static_assert(std::is_same_v<Result, MatrixView<TC>>,
-                    "heddle::multiply: a bf16 result must be a MatrixView");
-      std::byte* const scratch =
-          detail::take_scratch(workspace, left, right, all, a.cols(), detail::Through::tile);
-      detail::multiply_narrowed(left, right, c, all, a.cols(), write, scratch);
-    } else {
-      std::byte* const scratch =
-          detail::take_scratch(workspace, left, right, all, a.cols(), detail::Through::nothing);
-      detail::multiply_range(left, right, detail::result_operand(c), all, a.cols(), write, scratch);
-    }
+    const auto scratch = workspace.take<std::byte>(detail::block_bytes<Result>(a, b, all));
+    detail::multiply_block(a, b, c, all, write, scratch.data());
   }
 }
 
@@ -387,16 +414,11 @@ void multiply(const Factor<TA>& a, const Right& b, const Result& c,
 template <Storage TA, RightFactor Right, std::size_t count, class OnTile>
 void multiply_tiles(const Factor<TA>& a, const std::array<Right, count>& b, Workspace& workspace,
                     const OnTile& on_tile) {
-  constexpr const char* where = "multiply_tiles";
-  detail::require_factors(where, a, b);
+  detail::require_factors("multiply_tiles", "", a, b);
   const Workspace::Frame frame(workspace);
-  const auto left = detail::operand(a);
-  const auto right = detail::operands(b);
   const detail::ResultRange all{0, a.rows(), 0, b[0].cols()};
-  std::byte* const scratch =
-      detail::take_scratch(workspace, left, right[0], all, a.cols(), detail::Through::tile);
-  detail::tiles_of_range(
-      left, right, all, a.cols(), scratch, [](const auto&) { return Write::overwrite; }, on_tile);
+  const auto scratch = workspace.take<std::byte>(detail::block_bytes(a, b, all));
+  detail::tiles_of_block(a, b, all, scratch.data(), on_tile);
 }
 
 }  // namespace heddle
