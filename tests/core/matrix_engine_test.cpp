@@ -18,6 +18,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/bits.hpp"
 #include "support/compare.hpp"
 #include "support/random.hpp"
 
@@ -353,29 +354,13 @@ TYPED_TEST(FixedOrder, TilesAreTheProductInEveryPart) {
   EXPECT_LE(used, (product_workspace_bytes<A, B>(m, 2 * n, k)));
 }
 
-/// Hashes of the bits of three products of 67 x 1000 x 211, the same for GCC and Clang, on x86-64 and
-/// aarch64, on every path.
-TEST(FixedOrderHashes, HoldAcrossCompilersAndMachines) {
-  const auto hash_of = [](auto type_a, auto type_b) {
-    using A = decltype(type_a);
-    using B = decltype(type_b);
-    using C = AccumulatorOf<B>;
-    test::Random random(41);
-    const Operand<A> a(random, 67, 1000, Stored::as_is, false);
-    const Operand<B> b(random, 1000, 211, Stored::transposed, false);
-    std::vector<C> c(67 * 211);
-    multiply(a.factor, b.factor, MatrixView<C>(c.data(), 67, 211));
-    std::uint64_t hash = 0xcbf29ce484222325U;
-    for (const std::byte byte : std::as_bytes(std::span(c))) {
-      hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001b3U;
-    }
-    return hash;
-  };
+/// Under GCC and Clang, on x86-64 and (by .ci/neon) aarch64.
+TEST(Bits, AreTheCommittedOnesOnEveryPath) {
   for (const Path path : available_paths()) {
     const ScopedPath scope(path);
-    EXPECT_EQ(hash_of(0.0F, 0.0F), 18035517994365249946U) << path_name(path);
-    EXPECT_EQ(hash_of(0.0, 0.0), 8644996669266401160U) << path_name(path);
-    EXPECT_EQ(hash_of(bfloat16(false), bfloat16(false)), 3834599290118184764U) << path_name(path);
+    for (const test::Bits& bits : test::all_bits()) {
+      EXPECT_EQ(bits.hash, bits.expected) << path_name(path) << ", " << bits.name;
+    }
   }
 }
 

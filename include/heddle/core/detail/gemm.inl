@@ -210,10 +210,10 @@ inline void pack_word_lines(const void* const* lines, std::int64_t depth, void* 
   auto* const to = static_cast<char*>(out);
   std::int64_t k = 0;
   for (; k + block_lines <= depth; k += block_lines) {
+    // Where the width is no whole number of blocks, the last block spills into the first words of the
+    // next rows: so it goes before the first, and at the very end into the slack behind the panel.
 #pragma GCC unroll 4
-    for (int block = 0; block < blocks; ++block) {
-      // Where the width is no whole number of blocks, the surplus is overwritten by the next word,
-      // and at the very end lands in the slack behind the panel.
+    for (int block = blocks - 1; block >= 0; --block) {
       transpose_block(filled + block * block_lines, k, to + 4 * (k * width + block * block_lines),
                       width);
     }
