@@ -4,7 +4,8 @@ include(GNUInstallDirs)
 set(heddle_package_dir "${CMAKE_INSTALL_DATAROOTDIR}/cmake/heddle")
 
 install(TARGETS heddle EXPORT heddle-targets
-  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  FILE_SET HEADERS DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+  FILE_SET texts DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT heddle-targets NAMESPACE heddle:: DESTINATION "${heddle_package_dir}")
 
 configure_package_config_file(cmake/heddle-config.cmake.in

@@ -3,10 +3,16 @@
 /// Everything that needs no MPI. Prefer the header of the kernel you use: it compiles faster.
 
 #include "heddle/core/cost.hpp"
+#include "heddle/core/elementwise.hpp"
 #include "heddle/core/error.hpp"
+#include "heddle/core/factor.hpp"
+#include "heddle/core/isa.hpp"
 #include "heddle/core/matrix_engine.hpp"
+#include "heddle/core/packed_matrix.hpp"
 #include "heddle/core/parallel.hpp"
+#include "heddle/core/parallel_product.hpp"
 #include "heddle/core/scalar.hpp"
+#include "heddle/core/simd.hpp"
 #include "heddle/core/view.hpp"
 #include "heddle/core/workspace.hpp"
 #include "heddle/gdn/arguments.hpp"

@@ -1,0 +1,550 @@
+// The tiles and packers of the matrix engine, compiled once for each path inside its namespace, which
+// provides F32, F64, the Tiling constants, transpose_block and interleave_panel. Nothing here is a
+// lambda or calls the standard library: neither would inherit the path's instructions.
+
+/// Where a tile finds its rows of A.
+enum class AOrder {
+  packed,    ///< step after step, the rows of a step side by side
+  in_place,  ///< row after row
+};
+
+template <class S>
+inline constexpr int vectors_per_panel = 64 /
+                                         static_cast<int>(sizeof(typename S::Scalar)) / S::lanes;
+
+/// c += a * b on one element of K: f32 and f64.
+template <class S>
+struct SingleStep {
+  using Accumulate = S;
+  using AElement = typename S::Scalar;
+  using BVector = typename S::Vector;
+  static constexpr int parts = 1;
+
+  /// B's row of one part of a step, `count` vectors of it from successive panels.
+  template <int part, int count>
+  static void load_b(const char* b, std::int64_t panel_bytes, std::int64_t, BVector (&out)[count]) {
+    constexpr int per_panel = vectors_per_panel<S>;
+#pragma GCC unroll 16
+    for (int v = 0; v < count; ++v) {
+      out[v] = S::load(reinterpret_cast<const AElement*>(b + v / per_panel * panel_bytes) +
+                       v % per_panel * S::lanes);
+    }
+  }
+  static typename S::Vector broadcast(const AElement* a) {
+    return S::broadcast(*a);
+  }
+  static typename S::Vector fma(typename S::Vector a, BVector b, typename S::Vector c) {
+    return S::fma(a, b, c);
+  }
+};
+
+/// Two elements of K, the odd one first, with bf16 B as it is stored, row-major; A is packed widened,
+/// in the same order.
+struct PairStepRows {
+  using Accumulate = F32;
+  using AElement = float;
+  using BVector = F32::Vector;
+  static constexpr int parts = 2;
+
+  template <int part, int count>
+  static void load_b(const char* b, std::int64_t panel_bytes, std::int64_t step_bytes,
+                     BVector (&out)[count]) {
+    constexpr int per_panel = vectors_per_panel<F32>;
+#pragma GCC unroll 16
+    for (int v = 0; v < count; ++v) {
+      const char* const row = b + (part == 0 ? step_bytes / 2 : 0) + v / per_panel * panel_bytes;
+      out[v] = F32::load(reinterpret_cast<const bfloat16*>(row) + v % per_panel * F32::lanes);
+    }
+  }
+  static F32::Vector broadcast(const AElement* a) {
+    return F32::broadcast(*a);
+  }
+  static F32::Vector fma(F32::Vector a, BVector b, F32::Vector c) {
+    return F32::fma(a, b, c);
+  }
+};
+
+/// One part of one step of a tile.
+template <class Step, AOrder order, int part, int rows, int vectors>
+[[gnu::always_inline]] inline void multiply_part(
+    const typename Step::AElement* a, std::int64_t a_stride, const char* b,
+    std::int64_t b_step_bytes, std::int64_t b_panel_bytes,
+    typename Step::Accumulate::Vector (&sum)[rows][vectors]) {
+  typename Step::BVector right[vectors];
+  Step::template load_b<part, vectors>(b, b_panel_bytes, b_step_bytes, right);
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+    const auto left = Step::broadcast(order == AOrder::packed ? a + part * Tiling::rows + r
+                                                              : a + r * a_stride + part);
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
+      sum[r][v] = Step::fma(left, right[v], sum[r][v]);
+    }
+  }
+}
+
+/// rows x panels of C over one block of K. Every accumulator is one chain from +0.
+template <class Step, AOrder order, int rows, int panels, class C>
+inline void tile(const detail::BlockWork<C>& work, const typename Step::AElement* a, const char* b,
+                 C* c, std::int64_t c_stride, std::int64_t c_panel, bool add) {
+  using S = typename Step::Accumulate;
+  constexpr int per_panel = vectors_per_panel<S>;
+  constexpr int vectors = panels * per_panel;
+  typename S::Vector sum[rows][vectors];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
+      sum[r][v] = S::zero();
+    }
+  }
+  const std::int64_t a_stride = work.a_stride;
+  const std::int64_t b_step_bytes = work.b_step_bytes;
+  const std::int64_t b_panel_bytes = work.b_panel_bytes;
+  constexpr std::int64_t a_step =
+      order == AOrder::packed ? Step::parts * Tiling::rows : Step::parts;
+  for (std::int64_t step = work.steps; step > 0; --step) {
+    multiply_part<Step, order, 0>(a, a_stride, b, b_step_bytes, b_panel_bytes, sum);
+    if constexpr (Step::parts == 2) {
+      multiply_part<Step, order, 1>(a, a_stride, b, b_step_bytes, b_panel_bytes, sum);
+    }
+    a += a_step;
+    b += b_step_bytes;
+  }
+  if (add) {
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 16
+      for (int v = 0; v < vectors; ++v) {
+        C* const to = c + r * c_stride + v / per_panel * c_panel + v % per_panel * S::lanes;
+        sum[r][v] = S::add(S::load(to), sum[r][v]);
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
+      S::store(c + r * c_stride + v / per_panel * c_panel + v % per_panel * S::lanes, sum[r][v]);
+    }
+  }
+}
+
+/// `count` rows by the smallest tile that has them. What a tile has more than exists, of rows (packed
+/// A has something there) or of columns, goes into a buffer: in C it is not ours.
+template <class Step, AOrder order, int rows, int panels, class C>
+inline void tile_of_rows(std::int64_t count, const detail::BlockWork<C>& work, const void* a,
+                         const char* b, C* c, std::int64_t columns) {
+  if constexpr (rows > 1 && order == AOrder::packed) {
+    constexpr int smaller = rows > 4 ? 4 : rows / 2;
+    if (count <= smaller) {
+      tile_of_rows<Step, order, smaller, panels>(count, work, a, b, c, columns);
+      return;
+    }
+  }
+  constexpr std::int64_t width = panel_columns<C>;
+  const bool whole = count == rows && columns >= panels * width;
+  C buffer[rows * panels * width];
+  tile<Step, order, rows, panels>(work, static_cast<const typename Step::AElement*>(a), b,
+                                  whole ? c : buffer, whole ? work.c_stride : panels * width,
+                                  whole ? work.c_panel : width, whole && work.add);
+  if (!whole) {
+    const std::int64_t existing = columns < panels * width ? columns : panels * width;
+    for (std::int64_t r = 0; r < count; ++r) {
+      for (std::int64_t j = 0; j < existing; ++j) {
+        C* const to = c + r * work.c_stride + j / width * work.c_panel + j % width;
+        const C value = buffer[r * panels * width + j];
+        *to = work.add ? *to + value : value;
+      }
+    }
+  }
+}
+
+/// Every row of the block against a tile's panels of B.
+template <class Step, AOrder order, int panels, class C>
+inline void rows_of_block(const detail::BlockWork<C>& work, const char* b, C* c,
+                          std::int64_t columns) {
+  using AElement = typename Step::AElement;
+  constexpr std::int64_t rows = Tiling::rows;
+  const auto* const a = static_cast<const char*>(work.a);
+  const std::int64_t tile_bytes =
+      order == AOrder::packed ? work.a_panel_bytes
+                              : rows * work.a_stride * static_cast<std::int64_t>(sizeof(AElement));
+  for (std::int64_t row = 0; row < work.rows; row += rows) {
+    const std::int64_t count = work.rows - row < rows ? work.rows - row : rows;
+    tile_of_rows<Step, order, Tiling::rows, panels>(count, work, a + row / rows * tile_bytes, b,
+                                                    c + row * work.c_stride, columns);
+  }
+}
+
+/// A block of a product.
+template <class Step, AOrder order, class C>
+inline void block(const detail::BlockWork<C>& work) {
+  constexpr std::int64_t width = panel_columns<C>;
+  for (std::int64_t column = 0; column < work.columns; column += Tiling::panels * width) {
+    const std::int64_t panel = column / width;
+    const std::int64_t columns = work.columns - column;
+    const char* const b = static_cast<const char*>(work.b) + panel * work.b_panel_bytes;
+    C* const c = work.c + panel * work.c_panel;
+    if (Tiling::panels == 1 || columns <= width) {
+      rows_of_block<Step, order, 1>(work, b, c, columns);
+    } else {
+      rows_of_block<Step, order, Tiling::panels>(work, b, c, columns);
+    }
+  }
+}
+
+// Packers. A panel of A holds Tiling::rows rows, a panel of B a cache line of columns. What a last
+// panel lacks is filled with numbers, of A with any, of B with zeros: tiles read them, results do not
+// depend on them.
+
+/// out[k * width + j] = lines[j][k], `width` lines of 32-bit words running along K.
+template <int width>
+inline void pack_word_lines(const void* const* lines, std::int64_t depth, void* out) {
+  constexpr int block_lines = Tiling::transpose;
+  constexpr int blocks = (width + block_lines - 1) / block_lines;
+  const void* filled[blocks * block_lines];
+  for (int j = 0; j < blocks * block_lines; ++j) {
+    filled[j] = lines[j < width ? j : 0];
+  }
+  auto* const to = static_cast<char*>(out);
+  std::int64_t k = 0;
+  for (; k + block_lines <= depth; k += block_lines) {
+    // Where the width is no whole number of blocks, the last block spills into the first words of the
+    // next rows: so it goes before the first, and at the very end into the slack behind the panel.
+#pragma GCC unroll 4
+    for (int block = blocks - 1; block >= 0; --block) {
+      transpose_block(filled + block * block_lines, k, to + 4 * (k * width + block * block_lines),
+                      width);
+    }
+  }
+  for (; k < depth; ++k) {
+    for (int j = 0; j < width; ++j) {
+      __builtin_memcpy(to + 4 * (k * width + j), static_cast<const char*>(filled[j]) + 4 * k, 4);
+    }
+  }
+}
+
+inline void widen_line(const bfloat16* from, std::int64_t count, float* to) {
+  std::int64_t i = 0;
+  for (; i + F32::lanes <= count; i += F32::lanes) {
+    F32::store(to + i, F32::load(from + i));
+  }
+  if (i < count) {
+    F32::store_first(to + i, F32::load_first(from + i, static_cast<int>(count - i), 0),
+                     static_cast<int>(count - i));
+  }
+}
+
+/// Which element of a pair comes first where pairs are widened.
+enum class PairOrder {
+  even_first,  ///< as K runs
+  odd_first,   ///< as the hardware's dot product takes them
+};
+
+/// A panel of pairs as a panel of f32. Up to a vector is read behind the pairs and written behind the
+/// panel.
+template <int width, PairOrder order>
+inline void widen_pairs(const bfloat16* pairs, std::int64_t count, float* out) {
+  constexpr int even = order == PairOrder::even_first ? 0 : 1;
+  for (std::int64_t p = 0; p < count; ++p) {
+    float* const to = out + 2 * p * width;
+    // The lower row first: what is written behind it belongs to the upper one.
+    if constexpr (even == 0) {
+      for (int j = 0; j < width; j += F32::lanes) {
+        F32::store(to + j, F32::load_even(pairs + 2 * (p * width + j)));
+      }
+    }
+    for (int j = 0; j < width; j += F32::lanes) {
+      F32::store(to + (1 - even) * width + j, F32::load_odd(pairs + 2 * (p * width + j)));
+    }
+    if constexpr (even == 1) {
+      for (int j = 0; j < width; j += F32::lanes) {
+        F32::store(to + width + j, F32::load_even(pairs + 2 * (p * width + j)));
+      }
+    }
+  }
+}
+
+/// Stored as T, packed as T, one element of K a step.
+template <class T>
+struct PackSame {
+  using Source = T;
+  using Packed = T;
+  static constexpr std::int64_t multiple = 1;  // of K in a panel
+
+  template <int width>
+  static void lines(const T* const* lines, int count, std::int64_t depth, T* out) {
+    if constexpr (sizeof(T) == 4) {
+      const void* words[width];
+      for (int j = 0; j < width; ++j) {
+        words[j] = lines[j < count ? j : 0];
+      }
+      pack_word_lines<width>(words, depth, out);
+    } else {
+      for (std::int64_t k = 0; k < depth; ++k) {
+        for (int j = 0; j < count; ++j) {
+          out[k * width + j] = lines[j][k];
+        }
+      }
+    }
+  }
+  template <int width>
+  static void rows(const T* const* rows, std::int64_t column, std::int64_t count,
+                   std::int64_t depth, T* out, std::int64_t panel_stride) {
+    for (std::int64_t k = 0; k < depth; ++k) {
+      const T* const from = rows[k] + column;
+      T* to = out + k * width;
+      std::int64_t j = 0;
+      for (; j + width <= count; j += width, to += panel_stride) {
+        __builtin_memcpy(to, from + j, sizeof(T) * width);
+      }
+      for (; j < count; ++j, ++to) {
+        *to = from[j];
+      }
+    }
+  }
+};
+
+/// Stored as bf16, packed as f32, one element of K a step.
+struct PackWidened {
+  using Source = bfloat16;
+  using Packed = float;
+  static constexpr std::int64_t multiple = 1;
+
+  template <int width>
+  static void lines(const bfloat16* const* lines, int count, std::int64_t depth, float* out) {
+    constexpr std::int64_t stretch = 64;  // 16 x 64 floats: small beside a first-level cache
+    float buffer[width * stretch];
+    for (std::int64_t k = 0; k < depth; k += stretch) {
+      const std::int64_t length = depth - k < stretch ? depth - k : stretch;
+      const void* words[width];
+      for (int j = 0; j < width; ++j) {
+        if (j < count) {
+          widen_line(lines[j] + k, length, buffer + j * stretch);
+        }
+        words[j] = buffer + (j < count ? j : 0) * stretch;
+      }
+      pack_word_lines<width>(words, length, out + k * width);
+    }
+  }
+  template <int width>
+  static void rows(const bfloat16* const* rows, std::int64_t column, std::int64_t count,
+                   std::int64_t depth, float* out, std::int64_t panel_stride) {
+    for (std::int64_t k = 0; k < depth; ++k) {
+      for (std::int64_t j = 0; j < count; j += width) {
+        widen_line(rows[k] + column + j, count - j < width ? count - j : width,
+                   out + j / width * panel_stride + k * width);
+      }
+    }
+  }
+};
+
+/// Stored as bf16, packed as pairs of elements of K side by side; an odd last one is paired with 0.
+struct PackPairs {
+  using Source = bfloat16;
+  using Packed = bfloat16;
+  static constexpr std::int64_t multiple = 2;
+
+  template <int width>
+  static void lines(const bfloat16* const* lines, int count, std::int64_t depth, bfloat16* out) {
+    const void* words[width];
+    for (int j = 0; j < width; ++j) {
+      words[j] = lines[j < count ? j : 0];
+    }
+    pack_word_lines<width>(words, depth / 2, out);
+    if (depth % 2 != 0) {
+      bfloat16* const last = out + (depth - 1) * width;
+      __builtin_memset(static_cast<void*>(last), 0, 4 * width);
+      for (int j = 0; j < count; ++j) {
+        last[2 * j] = lines[j][depth - 1];
+      }
+    }
+  }
+  template <int width>
+  static void rows(const bfloat16* const* rows, std::int64_t column, std::int64_t count,
+                   std::int64_t depth, bfloat16* out, std::int64_t panel_stride) {
+    for (std::int64_t k = 0; k < depth; k += 2) {
+      const bfloat16* const even = rows[k] + column;
+      const bfloat16* const odd = k + 1 < depth ? rows[k + 1] + column : nullptr;
+      bfloat16* to = out + k * width;
+      std::int64_t j = 0;
+      if (odd != nullptr) {
+        for (; j + width <= count; j += width, to += panel_stride) {
+          interleave<width>(even + j, odd + j, to);
+        }
+      }
+      for (; j < count; j += width, to += panel_stride) {
+        const std::int64_t existing = count - j < width ? count - j : width;
+        __builtin_memset(static_cast<void*>(to), 0, 4 * width);
+        for (std::int64_t i = 0; i < existing; ++i) {
+          to[2 * i] = even[j + i];
+          if (odd != nullptr) {
+            to[2 * i + 1] = odd[j + i];
+          }
+        }
+      }
+    }
+  }
+};
+
+/// Stored as bf16, packed as f32 with the odd element of each pair of K first; an odd last element is
+/// paired with 0.
+struct PackSwapped {
+  using Source = bfloat16;
+  using Packed = float;
+  static constexpr std::int64_t multiple = 2;
+
+  template <int width>
+  static void lines(const bfloat16* const* lines, int count, std::int64_t depth, float* out) {
+    constexpr std::int64_t stretch = 64;
+    bfloat16 pairs[stretch * width + 2 * F32::lanes];
+    const bfloat16* from[width];
+    for (std::int64_t k = 0; k < depth; k += stretch) {
+      const std::int64_t length = depth - k < stretch ? depth - k : stretch;
+      for (int j = 0; j < width; ++j) {
+        from[j] = lines[j < count ? j : 0] + k;
+      }
+      PackPairs::lines<width>(from, width, length, pairs);
+      widen_pairs<width, PairOrder::odd_first>(pairs, (length + 1) / 2, out + k * width);
+    }
+  }
+  template <int width>
+  static void rows(const bfloat16* const* rows, std::int64_t column, std::int64_t count,
+                   std::int64_t depth, float* out, std::int64_t panel_stride) {
+    for (std::int64_t k = 0; k < depth; ++k) {
+      for (std::int64_t j = 0; j < count; j += width) {
+        widen_line(rows[k] + column + j, count - j < width ? count - j : width,
+                   out + j / width * panel_stride + (k ^ 1) * width);
+      }
+    }
+    if (depth % 2 != 0) {
+      for (std::int64_t j = 0; j < count; j += width) {
+        __builtin_memset(out + j / width * panel_stride + (depth - 1) * width, 0,
+                         sizeof(float) * width);
+      }
+    }
+  }
+};
+
+/// Rows of a panel of `depth` elements of K.
+template <class Pack>
+inline std::int64_t panel_rows(std::int64_t depth) {
+  if constexpr (sizeof(typename Pack::Packed) == 2) {
+    return (depth + 1) / 2;
+  } else {
+    return (depth + Pack::multiple - 1) / Pack::multiple * Pack::multiple;
+  }
+}
+
+/// Zeros in the last `missing` of the `width` elements of each row of a panel.
+inline void fill_panel(std::int64_t missing, std::int64_t width, std::int64_t element_bytes,
+                       std::int64_t rows, void* panel) {
+  if (missing > 0) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      __builtin_memset(static_cast<char*>(panel) + ((row + 1) * width - missing) * element_bytes, 0,
+                       static_cast<unsigned>(missing * element_bytes));
+    }
+  }
+}
+
+template <class Pack>
+inline void pack_lines_a(const typename Pack::Source* const* lines, int count, std::int64_t depth,
+                         void* out) {
+  Pack::template lines<Tiling::rows>(lines, count, depth, static_cast<typename Pack::Packed*>(out));
+}
+
+template <class Pack>
+inline void pack_rows_a(const typename Pack::Source* const* rows, std::int64_t column,
+                        std::int64_t count, std::int64_t depth, void* out,
+                        std::int64_t panel_bytes) {
+  using Packed = typename Pack::Packed;
+  Pack::template rows<Tiling::rows>(rows, column, count, depth, static_cast<Packed*>(out),
+                                    panel_bytes / static_cast<std::int64_t>(sizeof(Packed)));
+  const std::int64_t missing = (Tiling::rows - count % Tiling::rows) % Tiling::rows;
+  fill_panel(missing, Tiling::rows, sizeof(Packed) * (sizeof(Packed) == 2 ? 2 : 1),
+             panel_rows<Pack>(depth), static_cast<char*>(out) + count / Tiling::rows * panel_bytes);
+}
+
+template <class Pack>
+inline void pack_lines_b(const typename Pack::Source* const* lines, int count, std::int64_t depth,
+                         void* out) {
+  using Packed = typename Pack::Packed;
+  constexpr int width = static_cast<int>(panel_columns<Packed>);
+  Pack::template lines<width>(lines, count, depth, static_cast<Packed*>(out));
+  fill_panel(width - count, width, 64 / width, panel_rows<Pack>(depth), out);
+}
+
+template <class Pack>
+inline void pack_rows_b(const typename Pack::Source* const* rows, std::int64_t column,
+                        std::int64_t count, std::int64_t depth, void* out,
+                        std::int64_t panel_bytes) {
+  using Packed = typename Pack::Packed;
+  constexpr std::int64_t width = panel_columns<Packed>;
+  Pack::template rows<width>(rows, column, count, depth, static_cast<Packed*>(out),
+                             panel_bytes / static_cast<std::int64_t>(sizeof(Packed)));
+  fill_panel((width - count % width) % width, width, 64 / width, panel_rows<Pack>(depth),
+             static_cast<char*>(out) + count / width * panel_bytes);
+}
+
+template <PairOrder order>
+inline void widen_panel(const bfloat16* pairs, std::int64_t count, void* out) {
+  widen_pairs<16, order>(pairs, count, static_cast<float*>(out));
+}
+
+/// The path's kernels for factors stored as Pack*::Source and multiplied by Step.
+template <class Step, class StepRows, class PackA, class PackB>
+constexpr detail::GemmKernels<typename PackA::Source, typename PackB::Source> make_kernels() {
+  using A = typename PackA::Source;
+  using C = typename Step::Accumulate::Scalar;
+  detail::GemmKernels<A, typename PackB::Source> kernels{};
+  kernels.tile_rows = Tiling::rows;
+  kernels.a_step_bytes = static_cast<int>(sizeof(typename Step::AElement));
+  kernels.step_depth = sizeof(typename PackA::Packed) == 2 ? 2 : 1;
+  kernels.depth_multiple = PackA::multiple;
+  kernels.pack_lines_a = &pack_lines_a<PackA>;
+  kernels.pack_rows_a = &pack_rows_a<PackA>;
+  kernels.pack_lines_b = &pack_lines_b<PackB>;
+  kernels.pack_rows_b = &pack_rows_b<PackB>;
+  kernels.block = &block<Step, AOrder::packed, C>;
+  kernels.block_b_rows = &block<StepRows, AOrder::packed, C>;
+  if constexpr (std::is_same_v<A, typename Step::AElement>) {
+    kernels.block_a_rows = &block<Step, AOrder::in_place, C>;
+  }
+  if constexpr (std::is_same_v<PackB, PackSwapped>) {
+    kernels.widen_panel = &widen_panel<PairOrder::odd_first>;
+  } else if constexpr (std::is_same_v<PackB, PackWidened>) {
+    kernels.widen_panel = &widen_panel<PairOrder::even_first>;
+  }
+  return kernels;
+}
+
+/// The path's kernels for factors stored as A and B.
+template <class A, class B>
+constexpr detail::GemmKernels<A, B> kernels_for() {
+  using Single = SingleStep<F32>;
+  if constexpr (std::is_same_v<A, double>) {
+    return make_kernels<SingleStep<F64>, SingleStep<F64>, PackSame<double>, PackSame<double>>();
+  } else if constexpr (std::is_same_v<A, float> && std::is_same_v<B, float>) {
+    return make_kernels<Single, Single, PackSame<float>, PackSame<float>>();
+  } else if constexpr (std::is_same_v<A, float>) {
+    return make_kernels<Single, Single, PackSame<float>, PackWidened>();
+  } else if constexpr (std::is_same_v<B, float>) {
+    return make_kernels<Single, Single, PackWidened, PackSame<float>>();
+  } else {
+    return make_kernels<Single, PairStepRows, PackSwapped, PackSwapped>();
+  }
+}
+
+template <class A, class B>
+inline constexpr detail::GemmKernels<A, B> gemm_kernels = kernels_for<A, B>();
+
+/// The path's packers of matrices that are kept in panels.
+template <class T>
+constexpr detail::PanelPackers<T> make_panel_packers() {
+  using Pack = std::conditional_t<std::is_same_v<T, bfloat16>, PackPairs, PackSame<T>>;
+  return {&pack_lines_b<Pack>, &pack_rows_b<Pack>};
+}
+
+template <class T>
+inline constexpr detail::PanelPackers<T> panel_packers = make_panel_packers<T>();

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "heddle/core/scalar.hpp"
+
+namespace heddle {
+
+/// How deep the blocks of a product's sum are: inside a block one chain of fused multiply-adds, then
+/// the blocks are added in order. A constant of the library, not a tuning parameter: it is what the
+/// bits of every product depend on. (Between 64 and 2048 the rate is flat; the error is not.)
+inline constexpr std::int64_t product_block_depth = 512;
+
+/// Columns of one panel of a packed right factor: a cache line of accumulators, which every path's
+/// tile is a whole number of.
+template <Storage T>
+inline constexpr std::int64_t panel_columns = 64 /
+                                              static_cast<std::int64_t>(sizeof(AccumulatorOf<T>));
+
+namespace detail {
+
+/// Rows of a right factor that a row of its panels holds: two for bf16, whose products are summed in
+/// pairs.
+template <Storage T>
+inline constexpr std::int64_t step_depth = std::is_same_v<T, bfloat16> ? 2 : 1;
+
+/// Panels of B that are packed together: 256 bytes of each row of f32 are read at once, and at most
+/// 128 KiB are written before they are used.
+inline constexpr std::int64_t pack_group = 4;
+
+/// One block of a product: all columns and any number of rows over one block of K. A step is one
+/// element of K, or a pair of bf16.
+///
+///   a  row r, step s: in place  a + r * a_stride + s
+///                     packed    panels of the path's tile rows, a_panel_bytes each; in a panel step
+///                               after step, the rows of a step side by side
+///   b  panel p, step s: a cache line at b + p * b_panel_bytes + s * b_step_bytes
+///   c  panel p, row r, column j: c + p * c_panel + r * c_stride + j
+template <class C>
+struct BlockWork {
+  const void* a;
+  std::int64_t a_stride;
+  std::int64_t a_panel_bytes;
+  const void* b;
+  std::int64_t b_step_bytes;
+  std::int64_t b_panel_bytes;
+  C* c;
+  std::int64_t c_stride;
+  std::int64_t c_panel;
+  std::int64_t steps;
+  std::int64_t rows;
+  std::int64_t columns;  ///< that exist: only they are written
+  bool add;              ///< c += the block's sum, else c = it
+};
+
+/// What one path offers for factors stored as A and B. The functions are compiled for the path's
+/// instructions; the driver that calls them is not. `lines` run along K, `rows` across it.
+template <class A, class B>
+struct GemmKernels {
+  using C = AccumulatorOf<B>;
+  using Block = void (*)(const BlockWork<C>& work);
+
+  std::int64_t tile_rows;
+  std::int64_t a_step_bytes;    ///< of one row of packed A in one step
+  std::int64_t step_depth;      ///< elements of K in a step of packed factors
+  std::int64_t depth_multiple;  ///< of K in packed factors, filled up with zeros
+  void (*pack_lines_a)(const A* const* lines, int count, std::int64_t depth, void* out);
+  void (*pack_rows_a)(const A* const* rows, std::int64_t column, std::int64_t count,
+                      std::int64_t depth, void* out, std::int64_t panel_bytes);
+  void (*pack_lines_b)(const B* const* lines, int count, std::int64_t depth, void* out);
+  void (*pack_rows_b)(const B* const* rows, std::int64_t column, std::int64_t count,
+                      std::int64_t depth, void* out, std::int64_t panel_bytes);
+  Block block;         ///< A packed; B in panels, or rows of f32 and f64 in place
+  Block block_a_rows;  ///< the same with A in place; null where A must be widened
+  Block block_b_rows;  ///< bf16: A packed, steps of two rows of B in place
+  /// A panel of bf16 pairs as this path multiplies it; null where that is as it is.
+  void (*widen_panel)(const bfloat16* pairs, std::int64_t count, void* out);
+};
+
+/// What one path offers for matrices that are kept in panels: bf16 as pairs.
+template <class T>
+struct PanelPackers {
+  void (*pack_lines)(const T* const* lines, int count, std::int64_t depth, void* out);
+  void (*pack_rows)(const T* const* rows, std::int64_t column, std::int64_t count,
+                    std::int64_t depth, void* out, std::int64_t panel_bytes);
+};
+
+}  // namespace detail
+}  // namespace heddle

@@ -1,0 +1,8 @@
+// Opens a stretch of code that is compiled for AVX2 and FMA whatever the translation unit's flags;
+// region/end.inl closes it. See simd.hpp.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#endif
