@@ -28,6 +28,23 @@ struct Coordinate {
     return 0;
   }
 
+  /// The same place but for one axis.
+  [[nodiscard]] constexpr Coordinate with(Axis axis, std::int64_t index) const {
+    Coordinate moved = *this;
+    switch (axis) {
+      case Axis::fsdp:
+        moved.fsdp = index;
+        break;
+      case Axis::context:
+        moved.context = index;
+        break;
+      case Axis::expert:
+        moved.expert = index;
+        break;
+    }
+    return moved;
+  }
+
   friend constexpr bool operator==(const Coordinate&, const Coordinate&) = default;
 };
 
@@ -73,6 +90,16 @@ class Topology {
     }
   }
 
+  /// A mesh over exactly `supplied` devices.
+  ///
+  /// throws    Error with the axes, their product and the number supplied where the two differ
+  Topology(const MeshAxes& axes, std::int64_t supplied) : Topology(axes) {
+    if (supplied != devices()) {
+      fail("Topology", "devices", supplied,
+           "must equal the product of " + to_string(axes) + " (" + std::to_string(devices()) + ")");
+    }
+  }
+
   [[nodiscard]] const MeshAxes& axes() const { return axes_; }
   [[nodiscard]] std::int64_t devices() const { return axes_.devices(); }
 
@@ -104,6 +131,15 @@ class Topology {
     return index;
   }
 
+  /// The least id in the group of `id` along `axes`, which names the group.
+  [[nodiscard]] std::int64_t least_in_group(const AxisTuple& axes, std::int64_t id) const {
+    Coordinate least = coordinate(id);
+    for (const Axis axis : axes.axes()) {
+      least = least.with(axis, 0);
+    }
+    return this->id(least);
+  }
+
   /// The ids of the group of `id` along `tuple`, in index order: the order in which folds run.
   [[nodiscard]] std::vector<std::int64_t> group_of(const AxisTuple& tuple, std::int64_t id) const {
     const std::int64_t size = tuple.size(axes_);
@@ -113,19 +149,8 @@ class Topology {
       std::int64_t rest = index;
       for (std::size_t i = tuple.axes().size(); i-- > 0;) {
         const Axis axis = tuple.axes()[i];
-        const std::int64_t along = rest % axes_.size(axis);
+        at = at.with(axis, rest % axes_.size(axis));
         rest /= axes_.size(axis);
-        switch (axis) {
-          case Axis::fsdp:
-            at.fsdp = along;
-            break;
-          case Axis::context:
-            at.context = along;
-            break;
-          case Axis::expert:
-            at.expert = along;
-            break;
-        }
       }
       ids[static_cast<std::size_t>(index)] = this->id(at);
     }
