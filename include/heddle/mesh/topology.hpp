@@ -50,13 +50,13 @@ struct Coordinate {
 
 /// Refuses a value that a product of axes does not divide; nothing is ever cut off in silence.
 ///
-///   "mesh: <what> <value> is not divisible by <axis>=<size> x ... (= <product>); nearest: <lo>, <hi>"
+///   "mesh: <what> = <value>: is not divisible by <axis>=<size> x ... (= <product>), remainder <r>;
+///   nearest: <lo>, <hi>", and after it `note`, if there is one
 ///
-/// throws    Error whose rule is that text's second half, with both nearest multiples (the lower one
-///           left out where it would be 0)
+/// throws    Error with that text; the lower neighbour is left out where it would be 0
 inline void require_divisible(std::string_view what, std::int64_t value, const MeshAxes& mesh,
                               const AxisTuple& axes, std::int64_t factor = 1,
-                              std::string_view factor_name = {}) {
+                              std::string_view factor_name = {}, std::string_view note = {}) {
   const std::int64_t product = axes.size(mesh) * factor;
   if (value % product == 0) {
     return;
@@ -74,7 +74,7 @@ inline void require_divisible(std::string_view what, std::int64_t value, const M
        "is not divisible by " + names + " (= " + std::to_string(product) + "), remainder " +
            std::to_string(value % product) +
            "; nearest: " + (below > 0 ? std::to_string(below) + ", " : std::string()) +
-           std::to_string(below + product));
+           std::to_string(below + product) + (note.empty() ? "" : "; ") + std::string(note));
 }
 
 /// The devices of a mesh and their groups. Ids are row-major over (fsdp, context, expert), so `expert`
