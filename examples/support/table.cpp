@@ -45,7 +45,9 @@ void Table::print(std::ostream& out) const {
     line.erase(line.find_last_not_of(' ') + 1);
     out << line << '\n';
   };
-  print_line([&](std::size_t column) -> const std::string& { return columns_[column].title; });
+  if (std::ranges::any_of(columns_, [](const Column& column) { return !column.title.empty(); })) {
+    print_line([&](std::size_t column) -> const std::string& { return columns_[column].title; });
+  }
   for (const std::vector<std::string>& row : rows_) {
     print_line([&](std::size_t column) -> const std::string& { return row[column]; });
   }

@@ -28,7 +28,7 @@ class Table {
   /// One cell a column; heddle::Error for another number.
   void add(std::vector<std::string> cells);
 
-  /// The titles and all rows; no spaces at the end of a line.
+  /// The titles, unless all are empty, and all rows; no spaces at the end of a line.
   void print(std::ostream& out) const;
 
  private:

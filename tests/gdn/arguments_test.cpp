@@ -107,6 +107,8 @@ TEST(GdnArguments, RefusesInputsOfAnotherShape) {
             "here: dt_bias.size = 0: must equal dims.value_heads (2)");
   EXPECT_EQ(refusal([](Call& c) { c.inputs.segment_ids = c.inputs.segment_ids.first(2); }),
             "here: segment_ids.size = 2: must equal dims.tokens (3)");
+  EXPECT_EQ(refusal([](Call& c) { c.problem.segment_ids[1] = -3; }),
+            "here: segment_ids[1] = -3: must be >= 0");
   EXPECT_EQ(refusal([](Call& c) { c.inputs.conv_state = c.inputs.conv_state.row_block(0, 2); }),
             "here: conv_state.rows = 2: must equal kernel - 1 (3)");
   EXPECT_EQ(refusal([](Call& c) { c.inputs.conv_state = c.inputs.conv_state.column_block(1, 9); }),
@@ -169,7 +171,7 @@ TEST(GdnArguments, RefusesPaddingBetweenAStateAndItsDocument) {
   EXPECT_EQ(with({0, 0, 2}, true, false), refused);
   EXPECT_EQ(with({0, 1, 2}, false, true), refused);
   EXPECT_EQ(with({0, 2, 2}, false, false), accepted);
-  EXPECT_EQ(with({0, 0, -1}, true, true), accepted);
+  EXPECT_EQ(with({0, 0, 0}, true, true), accepted);
   EXPECT_EQ(with({2, 0, 2}, true, true), accepted);
 }
 

@@ -98,7 +98,7 @@ TEST(GdnReferenceGates, ByHand) {
 
 TEST(GdnReferenceGates, PaddingIsNotReadAndGetsZeros) {
   const Gates gates{
-      .a = {nan, nan, 1, nan, 1}, .b = {nan, 0.5, 1, nan, 1}, .segment_ids = {0, 1, 1, -1, 2}};
+      .a = {nan, nan, 1, nan, 1}, .b = {nan, 0.5, 1, nan, 1}, .segment_ids = {0, 1, 1, 0, 2}};
   const Forward out = forward(gates);
   EXPECT_EQ(out.beta[0], 0);
   EXPECT_EQ(out.g[0], 0);

@@ -18,14 +18,14 @@
 #include "support/threads.hpp"
 #include "support/thrown_text.hpp"
 
-// Mutants these tests are written against: repeat as tile (value head % key heads); the scale of q
-// missing in forward or backward; norm on v; eps of the forward not that of the backward; an option
-// ignored; the norm's backward run on padding; a document's start ignored in the convolution alone or
-// in the recurrence alone; the first value head's parameters used for all; a group's d_q or d_k taken
-// from its last head; a final state's cotangent ignored, or the convolution's not returned to the
-// state; a parameter cotangent overwritten instead of accumulated, or the other way round, or written
-// where it is null; slices that write beyond their columns; padding left unwritten; a write before a
-// check; o rounded twice.
+// Mutants these tests are written against: repeat as tile (value head % key heads); the scale of
+// q missing in forward or backward; norm on v; eps of the forward not that of the backward; an
+// option ignored; a document's start ignored in the convolution alone or in the recurrence
+// alone; the first value head's parameters used for all; a group's d_q or d_k taken from its
+// last head; a final state's cotangent ignored, or the convolution's not returned to the state;
+// a parameter cotangent overwritten instead of accumulated, or the other way round, or written
+// where it is null; slices that write beyond their columns; padding left unwritten; a write
+// before a check; o rounded twice.
 
 namespace heddle::gdn {
 namespace {

@@ -64,12 +64,6 @@ TEST(GdnSegments, TheIncomingDocumentContinuesUnderItsOwnIdOnly) {
   EXPECT_EQ(through_padding.active, (Ids{7, 7}));
 }
 
-TEST(GdnSegments, NegativeIdsArePadding) {
-  const Table found = table(Segments(Ids{-3, 2, -1, 2}, 0));
-  EXPECT_EQ(found.valid, (Ids{0, 1, 0, 1}));
-  EXPECT_EQ(found.epoch, (Ids{0, 1, 1, 1}));
-}
-
 TEST(GdnSegments, ARowWithoutTokensKeepsTheIncomingDocument) {
   for (const Ids& ids : {Ids{}, Ids{0, 0, 0}}) {
     const Segments segments(ids, 4);
@@ -99,6 +93,10 @@ TEST(GdnSegments, APieceContinuesWhereTheLastOneEnded) {
 TEST(GdnSegments, RefusesANegativeIncomingId) {
   EXPECT_EQ(heddle::test::thrown_text<Error>([] { const Segments segments(Ids{1}, -2); }),
             "gdn::Segments: initial_segment = -2: must be >= 0");
+  EXPECT_EQ(heddle::test::thrown_text<Error>([] {
+              const Segments segments(Ids{1, 1, -3}, 0);
+            }),
+            "gdn::Segments: segment_ids[2] = -3: must be >= 0");
 }
 
 }  // namespace

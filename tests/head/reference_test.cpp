@@ -27,6 +27,53 @@
 
 namespace {
 
+/// A double that counts the exponentials and logarithms taken of it.
+struct Counted {
+  double value = 0;
+
+  static inline std::int64_t exps = 0;
+  static inline std::int64_t logs = 0;
+
+  Counted() = default;
+  constexpr Counted(double v)
+      : value(v) {}  // NOLINT(google-explicit-constructor): a number like any other
+  explicit operator double() const { return value; }
+  explicit operator float() const { return static_cast<float>(value); }
+
+  Counted& operator+=(Counted b) { return *this = *this + b; }
+  Counted& operator-=(Counted b) { return *this = *this - b; }
+  Counted& operator*=(Counted b) { return *this = *this * b; }
+  friend Counted operator+(Counted a, Counted b) { return {a.value + b.value}; }
+  friend Counted operator-(Counted a, Counted b) { return {a.value - b.value}; }
+  friend Counted operator*(Counted a, Counted b) { return {a.value * b.value}; }
+  friend Counted operator/(Counted a, Counted b) { return {a.value / b.value}; }
+  friend constexpr Counted operator-(Counted a) { return {-a.value}; }
+  friend auto operator<=>(Counted a, Counted b) = default;
+  friend Counted exp(Counted a) {
+    ++exps;
+    return {std::exp(a.value)};
+  }
+  friend Counted log(Counted a) {
+    ++logs;
+    return {std::log(a.value)};
+  }
+};
+
+}  // namespace
+
+template <>
+struct heddle::ScalarTraits<Counted> {
+  using Accumulator = Counted;
+};
+template <>
+class std::numeric_limits<Counted> : public std::numeric_limits<double> {
+ public:
+  static constexpr Counted infinity() { return std::numeric_limits<double>::infinity(); }
+  static constexpr Counted quiet_NaN() { return std::numeric_limits<double>::quiet_NaN(); }
+};
+
+namespace {
+
 namespace head = heddle::head;
 using head::EntropyPolicy;
 using head::IdPolicy;
@@ -471,6 +518,44 @@ TEST(HeadReference, LocalIsAnotherEvaluationThanFused) {
   EXPECT_FALSE(same_bits(unsharded.d_hidden, local.d_hidden)) << "one device sums no rank's share";
 }
 
+TEST(HeadReference, LocalAndUnshardedBackwardReadNoResidual) {
+  auto problem = random_problem<float>({.tokens = 5, .hidden = 3, .vocab = 20}, 26);
+  for (const Mode mode : {Mode::local, Mode::unsharded}) {
+    problem.options.mode = mode;
+    const auto expected = problem.backward();
+    const std::vector<float> wild(5, static_cast<float>(nan_value));
+    std::vector<float> d_hidden(problem.hidden.size(), -77.0F);
+    head::reference::backward(problem.dims, problem.inputs(), problem.options,
+                              head::Residuals<float>{wild, wild, wild},
+                              head::OutputCotangents<float>{problem.d_logps, problem.d_entropy},
+                              head::Cotangents<float>{.d_hidden = {d_hidden.data(), 5, 3}});
+    EXPECT_TRUE(same_bits(d_hidden, expected.d_hidden));
+  }
+}
+
+// Summed in float, 50,000 shares of one row would lose tens of ulps of the log-sum.
+TEST(HeadReference, LongRowsKeepTheDigitsOfTheirSums) {
+  Random random(27);
+  std::vector<double> x;
+  for (int k = 0; k < 50000; ++k) {
+    x.push_back(static_cast<double>(static_cast<float>(random.normal())));
+  }
+  auto wide = row_problem<double>(x, 123);
+  const auto truth = wide.forward();
+  for (const Mode mode : modes) {
+    for (const std::int64_t tile : {512, 50000}) {
+      auto problem = row_problem<float>(x, 123);
+      problem.options.mode = mode;
+      problem.options.vocab_tile = tile;
+      const auto result = problem.forward();
+      const double ulp = 0x1.0p-20;  // of a log-sum between 8 and 16
+      EXPECT_NEAR(result.logps[0], truth.logps[0], ulp);
+      EXPECT_NEAR(result.entropy[0], truth.entropy[0], 2 * ulp);
+      EXPECT_NEAR(result.exp_sum[0], truth.exp_sum[0], 1e-7 * truth.exp_sum[0]);
+    }
+  }
+}
+
 // Logits on a grid of 1/64, and 64 more: differences from the maximum are exact, so all that is formed
 // of them keeps its bits. Only the reference form lets the offset touch the log-sum.
 TEST(HeadReference, CommonOffsetCostsNothingInTheShiftedForm) {
@@ -526,6 +611,46 @@ TEST(HeadReference, LargeOffsetDoesNotReachEntropyOrCotangents) {
     EXPECT_TRUE(close(result.logps, truth.logps, 1e-3 / 3));
     problem.options.logp_form = LogpForm::shifted;
     EXPECT_TRUE(close(problem.forward().logps, truth.logps, 1e-6));
+  }
+}
+
+// One exponential a logit, and one where two tiles meet; log-softmax by itself takes two. A cotangent
+// of the entropy costs the fused form none.
+TEST(HeadReference, ExponentialsAreAsManyAsTheContractSays) {
+  constexpr std::int64_t tokens = 4;
+  constexpr std::int64_t active = 3;
+  constexpr std::int64_t with_cotangent = 2;
+  constexpr std::int64_t vocab = 23;
+  constexpr std::int64_t merges = 23 / 5;  // tiles of 5: five of them
+  auto problem = random_problem<double>({.tokens = tokens, .hidden = 2, .vocab = vocab}, 28);
+  Problem<Counted> counted;
+  counted.dims = problem.dims;
+  counted.hidden = converted<Counted>(problem.hidden);
+  counted.weight = converted<Counted>(problem.weight);
+  counted.ids = problem.ids;
+  counted.active = {1, 0, 1, 1};
+  counted.d_logps = {0.5, 0.5, 0.0, 0.5};
+  counted.options.vocab_tile = 5;
+  for (const Mode mode : modes) {
+    for (const bool entropy : {false, true}) {
+      counted.options.mode = mode;
+      counted.d_entropy =
+          entropy ? std::vector<Counted>{0.1, 0.1, 0.0, 0.1} : std::vector<Counted>{};
+      Counted::exps = 0;
+      Counted::logs = 0;
+      const auto scores = counted.forward();
+      const bool fused = mode == Mode::fused;
+      EXPECT_EQ(Counted::exps, active * (fused ? vocab + merges : 2 * vocab));
+      EXPECT_LE(Counted::logs, 3 * active);
+      Counted::exps = 0;
+      std::vector<Counted> d_hidden(counted.hidden.size());
+      head::reference::backward(
+          counted.dims, counted.inputs(), counted.options,
+          head::Residuals<Counted>{scores.max, scores.exp_sum, scores.mean},
+          head::OutputCotangents<Counted>{counted.d_logps, counted.d_entropy},
+          head::Cotangents<Counted>{.d_hidden = {d_hidden.data(), tokens, 2}});
+      EXPECT_EQ(Counted::exps, with_cotangent * vocab * (fused ? 1 : entropy ? 4 : 2));
+    }
   }
 }
 
@@ -784,11 +909,11 @@ TEST(HeadReference, Bf16LogitsAreRoundedOnceBeforeTheTemperature) {
   // 1 + 2^-8 lies between bf16's 1 and 1 + 2^-7: the tie goes to even, 1. 3.4e38 overflows bf16.
   auto problem = row_problem<float>({1.00390625, 1.0, 0.0}, 0);
   problem.options.logits_dtype = LogitsDtype::bf16;
-  problem.options.temperature = 0.5;
-  const double partition = 2 * std::exp(2.0) + 1;
+  problem.options.temperature = 0.7;
+  const double partition = 2 * std::exp(1 / 0.7) + 1;
   const auto result = problem.forward();
-  EXPECT_TRUE(equal(result.max, {2.0}, 0.0));
-  EXPECT_TRUE(equal(result.logps, {2 - std::log(partition)}));
+  EXPECT_TRUE(equal(result.max, {1 / 0.7}));
+  EXPECT_TRUE(equal(result.logps, {1 / 0.7 - std::log(partition)}));
   auto overflow = row_problem<float>({3.4e38, 1.0}, 1);
   EXPECT_TRUE(equal(overflow.forward().max, {3.4e38}, 1e32));
   overflow.options.logits_dtype = LogitsDtype::bf16;
@@ -799,16 +924,16 @@ TEST(HeadReference, Bf16LogitsAreRoundedOnceBeforeTheTemperature) {
 // p(target) = 0.998: its bf16 is 1 or 0.996, so 1 - p survives only where one-hot and softmax meet in
 // f32, and 1 - 0.998 = 0.002 is then rounded by itself.
 TEST(HeadReference, Bf16CotangentIsRoundedAfterTheOneHot) {
-  const double gap = std::log(0.998 / 0.002) / 2;  // doubled by the temperature
+  const double gap = std::log(0.998 / 0.002) * 0.7;  // the temperature takes the factor off again
   auto problem = row_problem<float>({gap, 0.0}, 0);
   problem.options.logits_dtype = LogitsDtype::bf16;
-  problem.options.temperature = 0.5;
+  problem.options.temperature = 0.7;
   for (const Mode mode : modes) {
     problem.options.mode = mode;
     const auto result = problem.backward();
-    const double x = 2 * static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(gap))));
-    const double p_other = 1 / (1 + std::exp(x));
-    const auto expected = bfloat16(static_cast<float>(p_other / 0.5));
+    const double z = static_cast<double>(static_cast<float>(bfloat16(static_cast<float>(gap))));
+    const double p_other = 1 / (1 + std::exp(z / 0.7));
+    const auto expected = bfloat16(static_cast<float>(p_other / 0.7));
     EXPECT_FLOAT_EQ(result.d_weight[0], static_cast<float>(expected));
     EXPECT_FLOAT_EQ(result.d_weight[1], -static_cast<float>(expected));
     EXPECT_GT(result.d_weight[0], 0);

@@ -4,6 +4,7 @@
 // unscored token read; LossMask ignored; a mask of 2 taken for 0.
 #include "heddle/head/target.hpp"
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -12,6 +13,7 @@
 #include <gtest/gtest.h>
 
 #include "heddle/core/error.hpp"
+#include "heddle/head/reference.hpp"
 #include "support/random.hpp"
 #include "support/thrown_text.hpp"
 
@@ -71,6 +73,77 @@ TEST(HeadTarget, FirstTokenWithoutPromptIsNotScoredUnderEitherPadding) {
   EXPECT_EQ(targets.target_ids, (Ids{11, 12, 0, 21, 22, 23, 0, 0, 0, 0, 0, 0}));
 }
 
+// The same row padded at the end and at the start, hidden states of padding NaN: what is scored, and
+// every cotangent, moves by the shift and is otherwise the same.
+TEST(HeadTarget, ARowScoresTheSameUnderEitherPadding) {
+  constexpr std::int64_t tokens = 12;
+  constexpr std::int64_t width = 3;
+  constexpr std::int64_t vocab = 30;
+  constexpr int shift = 4;
+  constexpr int used = 7;
+  heddle::test::Random random(12);
+  const std::vector<double> weight = random.normals<double>(width * vocab);
+  const std::vector<double> states = random.normals<double>(used * width);
+  const Ids ids = {10, 11, 12, 20, 21, 22, 23};
+  const Ids segments = {1, 1, 1, 2, 2, 2, 2};
+  const std::vector<double> cotangents = random.normals<double>(used);
+  struct Outcome {
+    std::vector<double> logps, entropy, d_hidden, d_weight;
+  };
+  const auto run = [&](int offset) {
+    Ids row_ids(tokens, 0);
+    Ids row_segments(tokens, 0);
+    std::vector<double> hidden(tokens * width, nan_value);
+    std::vector<double> d_logps(tokens, nan_value);
+    const auto at = [offset](int t) { return static_cast<std::size_t>(t + offset); };
+    for (int t = 0; t < used; ++t) {
+      const auto from = static_cast<std::size_t>(t);
+      row_ids[at(t)] = ids[from];
+      row_segments[at(t)] = segments[from];
+      d_logps[at(t)] = cotangents[from];
+      for (std::size_t d = 0; d < width; ++d) {
+        hidden[at(t) * width + d] = states[from * width + d];
+      }
+    }
+    const Mask mask = scored(row_segments);
+    const Shifted targets = shifted(row_ids, row_segments);
+    std::vector<double> shifted_d_logps(tokens);
+    head::to_hidden_frame<double>(d_logps, mask, shifted_d_logps);
+    const head::Dims dims{.tokens = tokens, .hidden = width, .vocab = vocab};
+    const head::Inputs<double> inputs{.hidden = {hidden.data(), tokens, width},
+                                      .weight = {weight.data(), width, vocab},
+                                      .layout = head::WeightLayout::dv,
+                                      .target_ids = targets.target_ids,
+                                      .active = targets.active};
+    std::vector<double> logps(tokens), entropy(tokens), max(tokens), exp_sum(tokens);
+    head::reference::forward(
+        dims, inputs, {},
+        head::Outputs<double>{.logps = logps, .entropy = entropy, .max = max, .exp_sum = exp_sum});
+    Outcome outcome{std::vector<double>(tokens), std::vector<double>(tokens),
+                    std::vector<double>(tokens * width), std::vector<double>(width * vocab)};
+    head::to_token_frame<double>(logps, mask, outcome.logps);
+    head::to_token_frame<double>(entropy, mask, outcome.entropy);
+    head::reference::backward(
+        dims, inputs, {}, head::Residuals<double>{.max = max, .exp_sum = exp_sum},
+        head::OutputCotangents<double>{.d_logps = shifted_d_logps},
+        head::Cotangents<double>{.d_hidden = {outcome.d_hidden.data(), tokens, width},
+                                 .d_weight = {.values = {outcome.d_weight.data(), width, vocab}}});
+    return outcome;
+  };
+  const Outcome end = run(0);
+  Outcome start = run(shift);
+  std::rotate(start.logps.begin(), start.logps.begin() + shift, start.logps.end());
+  std::rotate(start.entropy.begin(), start.entropy.begin() + shift, start.entropy.end());
+  std::rotate(start.d_hidden.begin(), start.d_hidden.begin() + shift * width, start.d_hidden.end());
+  EXPECT_EQ(start.logps, end.logps);
+  EXPECT_EQ(start.entropy, end.entropy);
+  EXPECT_EQ(start.d_hidden, end.d_hidden);
+  EXPECT_EQ(start.d_weight, end.d_weight);
+  EXPECT_EQ(end.logps[0], 0);
+  EXPECT_NE(end.logps[1], 0);
+  EXPECT_EQ(end.logps[3], 0) << "the second document's first token";
+}
+
 TEST(HeadTarget, PositionsTellDocumentsThatShareAnId) {
   const Ids segments = {1, 1, 1, 1, 1, 1};
   EXPECT_EQ(scored_list(segments), (Ids{1, 2, 3, 4, 5}));
@@ -124,7 +197,7 @@ TEST(HeadTarget, FramesAreEachOthersInverseOnScoredTokensAndSelectElsewhere) {
 TEST(HeadTarget, ActiveInTheHiddenFrameIsTheScoredMaskMovedThere) {
   heddle::test::Random random(11);
   for (int round = 0; round < 50; ++round) {
-    const auto tokens = static_cast<std::size_t>(random.integer(0, 20));
+    const auto tokens = static_cast<std::size_t>(random.integer(0, 70));
     Ids ids(tokens);
     Ids segments(tokens);
     Ids positions(tokens);

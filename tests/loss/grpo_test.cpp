@@ -281,6 +281,7 @@ TEST(LossGrpo, DualClipBoundsNegativeAdvantagesOnly) {
   const auto positive = one_token({.clip_high = 9, .dual_clip = 3.0}, std::log(5.0), 2);
   EXPECT_NEAR(positive.loss.loss, -10, 1e-12);
   EXPECT_NEAR(positive.d_logps[0], -10, 1e-12);
+  EXPECT_NEAR(one_token({.clip_high = 9, .dual_clip = 3.0}, std::log(2.0), 2).loss.loss, -4, 1e-12);
   EXPECT_NEAR(one_token({}, std::log(5.0), -2).loss.loss, 10, 1e-12) << "off by default";
 }
 
@@ -414,6 +415,17 @@ TEST(LossGrpo, SequenceRatioByHand) {
   EXPECT_EQ(outcome.d_logps[3], 0) << "e^2 is beyond the clip";
   EXPECT_EQ(outcome.d_logps[4], 0) << "20 is beyond the limit of 10";
   EXPECT_NEAR(outcome.loss.loss, (-ratio + 2 * ratio - 3 * 1.2 + std::exp(10.0)) / 4, 1e-11);
+}
+
+TEST(LossGrpo, SequenceRatioTakesTheMeanOfLogRatiosCutAtTwenty) {
+  const Row<double> row{.logps = {-1, -1},
+                        .old_logps = {-41, 3},  // log-ratios 40, cut to 20, and -4
+                        .ref_logps = {},
+                        .advantages = {-1, -1},
+                        .importance_weights = {},
+                        .mask = {1, 1},
+                        .segment_ids = {1, 1}};
+  EXPECT_DOUBLE_EQ(evaluate({.ratio = RatioLevel::sequence}, row).loss.loss, std::exp(8.0));
 }
 
 TEST(LossGrpo, SequenceRatioIsNotCutDownwards) {

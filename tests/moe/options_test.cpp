@@ -7,8 +7,8 @@
 
 #include "support/thrown_text.hpp"
 
-// Mutants these tests are written against: a check dropped; a factor of 0 or NaN taken; experts that
-// do not divide over the shards taken.
+// Mutants these tests are written against: a check dropped; a factor of 0 or NaN taken; experts
+// that do not divide over the shards taken.
 
 namespace heddle::moe {
 namespace {

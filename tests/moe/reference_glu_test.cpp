@@ -17,8 +17,8 @@
 #include "support/thrown_text.hpp"
 
 // Mutants these tests are written against: halves swapped in the forward, in the backward, in both;
-// the derivative of sigmoid without the gate's term; -0 kept; a truncating cast; the up half read one
-// column on.
+// the derivative of sigmoid without the gate's term; -0 kept; a truncating cast; the up half read
+// one column on.
 
 namespace heddle::moe::reference {
 namespace {

@@ -12,8 +12,8 @@
 #include "support/thrown_text.hpp"
 
 // Mutants these tests are written against: permutation and inverse swapped; an unstable or reversed
-// order inside an expert; unrouted slots first, or counted; inclusive offsets; slot mod K read as the
-// token; an id of E accepted.
+// order inside an expert; unrouted slots first, or counted; inclusive offsets; slot mod K read as
+// the token; an id of E accepted.
 
 namespace heddle::moe::reference {
 namespace {

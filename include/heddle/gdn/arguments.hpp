@@ -19,7 +19,7 @@ namespace heddle::gdn {
 ///
 /// shapes    qkv [tokens, qkv_columns] before the convolution; conv_weight [qkv_columns, kernel], the
 ///           last tap the current token; conv_bias [qkv_columns]; a, b [tokens, value_heads];
-///           A_log, dt_bias [value_heads]; segment_ids [tokens], > 0 a document, <= 0 padding;
+///           A_log, dt_bias [value_heads]; segment_ids [tokens], > 0 a document, 0 padding;
 ///           conv_state [kernel - 1, qkv_columns], oldest first; recurrent_state [state_rows,
 ///           value_dim]
 /// specials  null means none: conv_bias (no bias), conv_state (no earlier token), recurrent_state
@@ -175,6 +175,11 @@ void check_inputs(std::string_view where, const Dims& dims, const Inputs<S, P, A
   }
   require_length(where, "dt_bias", inputs.dt_bias, "dims.value_heads", dims.value_heads);
   require_length(where, "segment_ids", inputs.segment_ids, "dims.tokens", dims.tokens);
+  for (std::size_t t = 0; t < inputs.segment_ids.size(); ++t) {
+    if (inputs.segment_ids[t] < 0) [[unlikely]] {
+      fail(where, element_name("segment_ids", t), inputs.segment_ids[t], "must be >= 0");
+    }
+  }
   detail::require_window_shape(where, "conv_state", inputs.conv_state, dims);
   detail::require_recurrent_shape(where, "recurrent_state", inputs.recurrent_state, dims);
   options.validate(where);

@@ -36,8 +36,9 @@ namespace heddle::gdn::reference {
 ///           is legal. NaN in one document reaches no other
 /// order     as each stage; a document's bits do not depend on what surrounds it, nor on threads
 /// accuracy  float within 5e-6 of double relative to the largest value (reference_test.cpp)
-/// memory    per key head at work: [tokens, 4 key_dim + 2 group value_dim] of A and one state
-/// cost      tokens * value_heads * 8 key_dim value_dim flops; 3 transcendentals a gate, 1 a column
+/// memory    per key head at work: [tokens, 6 key_dim + 2 group value_dim + 2] of A and one state
+/// cost      tokens * value_heads * 7 key_dim value_dim flops; 4 transcendentals a token and value
+///           head, 1 a token and column
 /// throws    Error as check_inputs and check_outputs say
 /// source    spec/gdn.md 2 - 4
 template <Storage S, Storage P, Accumulator A, Storage O>
@@ -71,9 +72,9 @@ void states(const Dims& dims, const Inputs<S, P, A>& inputs, const Options& opti
 ///           same bits for any number of threads. A document's d_qkv, d_a, d_b do not depend on what
 ///           surrounds it
 /// accuracy  central differences in double to 1e-6, float within 5e-6 of double (reference_test.cpp)
-/// memory    per key head at work: [tokens, 8 key_dim + 3 group value_dim] of A, and about
+/// memory    per key head at work: [tokens, 8 key_dim + 3 group value_dim + 4] of A, and about
 ///           2 sqrt(tokens) states; everything the forward computed is computed again
-/// cost      tokens * value_heads * 28 key_dim value_dim flops
+/// cost      tokens * value_heads * 25 key_dim value_dim flops
 /// throws    Error as check_inputs and check_cotangents say
 /// source    spec/gdn.md 2.3, 3, 4, 7.2
 template <Storage S, Storage P, Accumulator A, Storage G>
@@ -289,7 +290,7 @@ void group_backward(const Dims& dims, const Segments& segments, const Inputs<S, 
   }
 
   for (std::int64_t t = 0; t < dims.tokens; ++t) {
-    // The norm's Jacobian at the zeros of padding is large: it is not to be reached.
+    // The convolution's backward does not read rows of padding.
     if (segments.valid(t)) {
       norm_backward<A>(norm_q, q.y.row(t), d_q.row(t), d_q.row(t));
       norm_backward<A>(norm_k, k.y.row(t), d_k.row(t), d_k.row(t));

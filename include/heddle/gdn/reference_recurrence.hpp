@@ -74,7 +74,7 @@ void advance(const Segments& segments, const RecurrenceInputs<A>& in, std::int64
 /// specials  a document's first token makes the state 0 by selection
 /// order     tokens ascending; sums over Dk ascending
 /// memory    3 [Dv] vectors
-/// cost      8 Dk Dv flops, 1 exp a token
+/// cost      7 Dk Dv flops, 1 exp a token
 /// source    spec/gdn.md 4
 template <Accumulator A, Storage O>
 void recurrence_forward(const Segments& segments, const RecurrenceInputs<A>& inputs,
@@ -147,7 +147,7 @@ struct RecurrenceCotangents {
 /// order     tokens descending, the same for any split of the work over heads
 /// memory    states before every sqrt(n)-th of n tokens, and of sqrt(n) tokens at a time, replayed:
 ///           about 2 sqrt(n) [Dk,Dv]
-/// cost      about 28 Dk Dv flops a token: two forward passes and the backward
+/// cost      25 Dk Dv flops a token: 10 in two forward passes, 15 backward
 /// source    spec/gdn.md 4
 template <Accumulator A, Storage G>
 void recurrence_backward(const Segments& segments, const RecurrenceInputs<A>& inputs,

@@ -16,13 +16,13 @@ namespace heddle::gdn {
 ///   r_t = m_t and ids[t] != act_{t-1},  epoch E_t = sum_{s <= t} r_s
 /// Same document <=> equal epochs, never equal ids: [1,2,1] is three documents, [1,0,1] is one.
 ///
-/// shapes    segment_ids [tokens]: > 0 a document, <= 0 padding
+/// shapes    segment_ids [tokens]: > 0 a document, 0 padding
 /// specials  initial_segment = 0: nothing is continued, the first token starts a document. Two
 ///           neighbouring documents of one id cannot be told apart: number them apart when packing
 /// memory    10 bytes a token, owned
 /// cost      O(tokens)
-/// throws    Error for initial_segment < 0
-/// source    spec/gdn.md 2.1
+/// throws    Error for initial_segment < 0, a negative id
+/// source    spec/gdn.md 2.1 (which reads a negative id as padding; every room refuses one instead)
 class Segments {
  public:
   Segments(std::span<const std::int32_t> segment_ids, std::int32_t initial_segment)
@@ -36,10 +36,13 @@ class Segments {
     std::int32_t active = initial_segment;
     std::int32_t epoch = 0;
     for (const std::int32_t id : segment_ids) {
+      const auto token = static_cast<std::int64_t>(valid_.size());
+      if (id < 0) [[unlikely]] {
+        fail("gdn::Segments", element_name("segment_ids", token), id, "must be >= 0");
+      }
       const bool valid = id > 0;
       const bool starts = valid && id != active;
       if (valid) {
-        const auto token = static_cast<std::int64_t>(valid_.size());
         first_valid_ = first_valid_ < 0 ? token : first_valid_;
         last_valid_ = token;
         ++valid_tokens_;

@@ -37,10 +37,12 @@ namespace heddle::head::reference {
 /// order     a logit is summed over hidden ascending, in either layout; vocabulary tiles lie on one
 ///           grid over all columns, cut at shards, and are merged in column order. A row's bits depend
 ///           on nothing but the row, the weight and the options: any token_block gives the same
-/// accuracy  2e-6 (float), 1e-11 (double) of the largest float64 answer; LogpForm::reference besides
-///           loses an ulp of max
-/// memory    32 rows of logits and 64 columns of weight, in A
-/// cost      2 T D V flops, T V exponentials (T counts active rows), twice that in local and unsharded
+/// accuracy  2e-6 (float), 1e-11 (double) of the largest float64 answer, held by the tests
+///           FloatAndBf16StorageAreWithinTheBar and MatchesTheDefinitionInDouble; LogpForm::reference
+///           besides loses an ulp of max
+/// memory    32 rows of logits and of hidden, 64 columns of weight, in A
+/// cost      2 T D V flops, T counts active rows; exponentials: T V and one a merge of tiles, in local
+///           and unsharded 2 T V
 /// throws    Error for shapes, lengths and options as their structs say, an id outside [0, vocab) on an
 ///           active row under IdPolicy::strict
 /// source    spec/head.md 1, 3, 6
@@ -58,15 +60,20 @@ void forward(const Dims& dims, const Inputs<S, W>& inputs, const ScoringOptions&
 /// dtypes    as forward; d_hidden and d_weight in A, not rounded to storage
 /// writes    all of d_hidden, 0 at rows that draw no gradient; d_weight as its Write says
 /// alias     cotangents disjoint from everything read and from each other; either may be null
-/// specials  inactive rows, and active rows whose g and h are both 0, are never read. A row whose
-///           log-prob or entropy is NaN has a NaN cotangent under a g or h of its own; an id that wraps
-///           to nothing draws the softmax part alone. No d_entropy and a d_entropy of 0: same bits
-/// order     d_hidden: columns ascending, 64 at a time, then ranks ascending; d_weight: tokens
-///           ascending, 32 rows at a time. Same bits in either layout
-/// accuracy  2e-6 (float), 1e-11 (double) of the largest float64 answer
-/// memory    as forward, and 32 rows of hidden
-/// cost      6 T D V flops, T V exponentials (T counts rows with a cotangent), twice that in local and
-///           unsharded
+/// specials  inactive rows, and active rows whose g and h are both 0, are never read. d_x of a row with
+///             NaN, or all -inf: NaN everywhere
+///             a +inf: NaN there and where exp(x) overflows, else 0, and g on the target
+///             some -inf: 0 there, the rest as if it were not
+///             no entropy (forward gave NaN): NaN everywhere if h is not 0
+///           An id that wraps to nothing draws the softmax part alone. No d_entropy and a d_entropy of
+///           0: same bits
+/// order     d_hidden: columns ascending, 64 at a time, then ranks ascending, the same bits in any
+///           token_block; d_weight: tokens ascending, 32 rows at a time. Same bits in either layout
+/// accuracy  2e-6 (float), 1e-11 (double) of the largest float64 answer, held by the tests
+///           FloatCotangentsAreWithinTheBar and CotangentsAreTheDerivativesOfTheDefinition
+/// memory    as forward, and 33 rows of hidden
+/// cost      6 T D V flops, T counts rows with a cotangent; exponentials: T V, in local and unsharded
+///           2 T V, 4 T V with d_entropy
 /// throws    as forward, and Error for residuals.mean missing where d_entropy is given
 /// source    spec/head.md 4, 5, 6
 template <Storage S, Storage W, Accumulator A>
@@ -146,8 +153,8 @@ template <Accumulator A>
   return dtype == LogitsDtype::bf16 ? widen<A>(narrow<bfloat16>(value)) : value;
 }
 
-/// What one piece of a row contributes. A piece without a finite maximum has no sums: whatever comes
-/// of the row is then decided by the maximum and the flag alone.
+/// What one piece of a row contributes. Once there is a +inf or a NaN the sums mean nothing and are not
+/// asked for: the row is then decided by the maximum and the flag alone.
 template <Accumulator A>
 struct TileStatistics {
   A max = -infinity<A>;       ///< over entries that are not NaN
@@ -167,9 +174,6 @@ template <Accumulator A>
     if (value > tile.max) {
       tile.max = value;
     }
-  }
-  if (tile.max == -infinity<A> || tile.max == infinity<A>) {
-    return tile;
   }
   for (const A value : x) {
     if (value != -infinity<A>) {  // its e is 0 and its e u would be 0 * inf
@@ -201,9 +205,6 @@ template <Accumulator A>
   both.max = std::max(a.max, b.max);
   both.any_nan = a.any_nan || b.any_nan;
   both.any_negative_inf = a.any_negative_inf || b.any_negative_inf;
-  if (both.max == -infinity<A> || both.max == infinity<A>) {
-    return both;
-  }
   if (a.max < both.max) {
     raise_max(a, both.max);
   }
@@ -344,7 +345,7 @@ struct RowCotangent {
 
 /// Mode::fused: x becomes d_x, before one-hot, temperature and rounding.
 template <Accumulator A>
-void fused_cotangent(std::span<A> x, const RowCotangent<A>& row, EntropyPolicy policy) {
+void fused_cotangent(std::span<A> x, const RowCotangent<A>& row) {
   using std::exp;
   const A kappa = -row.d_logp / row.exp_sum;
   if (row.d_entropy == 0) {
@@ -357,8 +358,9 @@ void fused_cotangent(std::span<A> x, const RowCotangent<A>& row, EntropyPolicy p
   for (A& value : x) {
     const A u = value - row.max;
     const A e = exp(u);
-    // Selected before the product: 0 * inf is NaN whatever is done to it afterwards.
-    const A finite_u = policy == EntropyPolicy::xlogx && u == -infinity<A> ? A(0) : u;
+    // Selected before the product: 0 * inf is NaN whatever is done to it afterwards. Where the policy
+    // is that -inf costs the row its entropy, the mean is NaN and carries that to every column.
+    const A finite_u = u == -infinity<A> ? A(0) : u;
     value = e * (kappa + lambda * (finite_u - row.mean));
   }
 }
@@ -372,14 +374,15 @@ void local_cotangent(std::span<A> x, const RowCotangent<A>& row, const ScoringOp
   const ExpSum<A> total = exp_sum_of(std::span<const A>(x), shards_of(options));
   const A kappa = -row.d_logp / static_cast<A>(total.sum);
   const A log_sum = static_cast<A>(log(total.sum));
-  const auto d_log_p = [&](A log_p) {
+  const auto d_log_p = [&](A log_p, A p) {
     const bool vanishes = options.entropy_policy == EntropyPolicy::xlogx && log_p == -infinity<A>;
-    return vanishes ? A(0) : -row.d_entropy * exp(log_p) * (log_p + 1);
+    return vanishes ? A(0) : -row.d_entropy * p * (log_p + 1);
   };
   SumOf<A> d_log_sum = 0;
   if (row.d_entropy != 0) {
     for (const A value : x) {
-      d_log_sum += SumOf<A>(d_log_p((value - total.max) - log_sum));
+      const A log_p = (value - total.max) - log_sum;
+      d_log_sum += SumOf<A>(d_log_p(log_p, exp(log_p)));
     }
   }
   for (A& value : x) {
@@ -387,7 +390,8 @@ void local_cotangent(std::span<A> x, const RowCotangent<A>& row, const ScoringOp
     A d = exp(u) * kappa;
     if (row.d_entropy != 0) {
       const A log_p = u - log_sum;
-      d += d_log_p(log_p) - exp(log_p) * static_cast<A>(d_log_sum);
+      const A p = exp(log_p);
+      d += d_log_p(log_p, p) - p * static_cast<A>(d_log_sum);
     }
     value = d;
   }
@@ -519,7 +523,7 @@ void compute_cotangents(RowBlock<S, W, A>& block, const ScoringOptions& options,
                                    .mean = at(residuals.mean, t)};
     const std::span<A> d_logits = block.logits(row);
     if (options.mode == Mode::fused) {
-      fused_cotangent(d_logits, given, options.entropy_policy);
+      fused_cotangent(d_logits, given);
     } else {
       local_cotangent(d_logits, given, options);
     }

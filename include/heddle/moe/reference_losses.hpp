@@ -98,11 +98,12 @@ template <Storage S>
 [[nodiscard]] std::optional<Logsumexp<AccumulatorOf<S>>> loss_row(
     ConstMatrixView<S> router_logits, ConstMatrixView<std::int32_t> expert_ids, std::int64_t t) {
   using A = AccumulatorOf<S>;
+  using std::isfinite;
   if (expert_ids(t, 0) == unrouted) {
     return std::nullopt;
   }
   const Logsumexp<A> row = logsumexp<A>(router_logits.row(t));
-  return std::isfinite(row.max) ? std::optional<Logsumexp<A>>(row) : std::nullopt;
+  return isfinite(row.max) ? std::optional<Logsumexp<A>>(row) : std::nullopt;
 }
 
 template <Storage S>
@@ -144,8 +145,7 @@ template <Accumulator A>
 /// specials  unrouted tokens are not read and not counted; a row without a finite logsumexp (+inf,
 ///           or nothing above -inf) is left out in the same way. NaN counts as -inf, as in route
 /// order     256 tokens at a time, folded in token order; same bits for any thread count
-/// throws    Error for bad dims, other shapes, ids that are neither experts nor -1, sums of another
-///           E
+/// throws    Error for bad dims, other shapes, ids that are neither experts nor -1, sums of other E
 /// source    spec/moe.md 8
 template <Storage S>
 void add_router_loss_sums(const RouterDims& dims, ConstMatrixView<S> router_logits,

@@ -91,8 +91,11 @@ struct RowSoftmax {
   A chosen_max = -std::numeric_limits<A>::infinity();  ///< over the chosen
   std::int64_t chosen_infinities = 0;                  ///< chosen logits that are +inf
 
-  /// The softmax has no value, or none that depends on the logits: the non-finite rule holds.
-  [[nodiscard]] bool is_finite() const { return std::isfinite(max) && std::isfinite(chosen_max); }
+  /// False where the softmax has no value, or one that no logit moves: the non-finite rule holds.
+  [[nodiscard]] bool is_finite() const {
+    using std::isfinite;
+    return isfinite(max) && isfinite(chosen_max);
+  }
 };
 
 template <Accumulator A, Storage S>

@@ -85,7 +85,6 @@ struct IdRun {
 struct TileRange {
   std::int32_t min_id = std::numeric_limits<std::int32_t>::max();
   std::int32_t max_id = -1;
-  std::int64_t last_position = 0;
 
   [[nodiscard]] bool meets(const TileRange& other) const {
     return min_id <= other.max_id && other.min_id <= max_id;
@@ -154,7 +153,7 @@ inline void localize(std::span<const IdRun> runs, const ContextPartition& partit
 }
 
 /// The ranges of `size` local positions cut into blocks (the last may be short), in one sweep over
-/// runs and tiles. last_position is left to the caller, who knows the layout.
+/// runs and tiles.
 inline void tile_ranges(std::span<const IdRun> runs, std::int64_t size, std::int64_t block,
                         TileRule rule, std::vector<TileRange>& tiles) {
   tiles.clear();
@@ -199,6 +198,8 @@ inline void validate_tiles(const char* where, const TileOptions& options, std::i
 }
 
 inline void validate_row(const char* where, const PlacedRow& row) {
+  require(row.shift >= 0 && row.shift <= row.tokens, where, "row.shift", row.shift,
+          "must be in [0, row.tokens]");
   std::int64_t free = 0;
   for (std::size_t i = 0; i < row.segments.size(); ++i) {
     const Segment& segment = row.segments[i];
@@ -222,6 +223,9 @@ inline void validate_row(const char* where, const PlacedRow& row) {
 [[nodiscard]] inline std::vector<std::int64_t> count_tiles(std::span<const IdRun> runs,
                                                            const ContextPartition& partition,
                                                            TileBlocks blocks, TileRule rule) {
+  // A block beyond its axis is the whole axis; cut to that, sums of blocks stay in range.
+  blocks.query = std::min(blocks.query, std::max<std::int64_t>(partition.shard(), 1));
+  blocks.key = std::min(blocks.key, std::max<std::int64_t>(partition.positions(), 1));
   std::vector<TileRange> keys;
   tile_ranges(runs, partition.positions(), blocks.key, rule, keys);
   std::vector<std::int64_t> counts(static_cast<std::size_t>(partition.ranks()), 0);

@@ -107,14 +107,17 @@ class BatchAssembler {
   }
   void finish() const { packer_.finish(); }
 
-  /// A chunk of made-up items as long as the job's get, one a row, to run the first step's allocations
-  /// and page faults on. It counts towards no update.
+  /// A chunk full of made-up items of the job's greatest lengths, to run the first step's allocations and
+  /// page faults on. It counts towards no update.
   [[nodiscard]] PackedChunk warm_up(ChunkBuffers& buffers) const {
     const std::vector<std::int32_t> prompt(static_cast<std::size_t>(config_.max_prompt_length), 0);
     const std::vector<std::int32_t> completion(
         static_cast<std::size_t>(config_.max_response_length), 0);
-    const std::vector<Rollout> items(static_cast<std::size_t>(config_.pack.pack_size),
-                                     Rollout{.prompt_ids = prompt, .completion_ids = completion});
+    const Rollout item{.prompt_ids = prompt, .completion_ids = completion};
+    const std::int64_t a_row =
+        config_.pack.budget / std::max<std::int64_t>(item.length(), 1);  // gaps not counted
+    const std::vector<Rollout> items(static_cast<std::size_t>(config_.pack.pack_size * a_row),
+                                     item);
     return pack_chunk(items, config_.pack, buffers).chunk;
   }
 

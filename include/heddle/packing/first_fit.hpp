@@ -1,10 +1,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -54,6 +56,7 @@ struct Room {
   [[nodiscard]] bool holds(const Room& need) const {
     return tokens >= need.tokens && loss_tokens >= need.loss_tokens;
   }
+  friend constexpr bool operator==(const Room&, const Room&) = default;
 };
 
 /// Bins in a row under a tree of maxima, so that the first one with enough room is found by walking
@@ -97,8 +100,13 @@ class RoomTree {
   void set(std::int64_t bin, const Room& room) {
     std::size_t node = leaves_ + static_cast<std::size_t>(bin);
     nodes_[node] = room;
-    while ((node >>= 1) != 0) {
+    while (node > 1) {
+      node /= 2;
+      const Room before = nodes_[node];
       fold(node);
+      if (nodes_[node] == before) {
+        return;  // and so are all above
+      }
     }
   }
 
@@ -116,21 +124,129 @@ class RoomTree {
   std::vector<Room> nodes_;  // node k has children 2k and 2k + 1; leaf b is node leaves_ + b
 };
 
-/// Indices of the items by length, longest first, ties in arrival order.
+/// Indices of the items by length, longest first, ties in arrival order: a counting sort by each digit
+/// of the shortness (longest - length), the lowest first.
 [[nodiscard]] inline std::vector<std::int32_t> longest_first(
     std::span<const std::int32_t> lengths) {
-  // Length (complemented) and index in one key: a plain sort of the keys is the stable order.
-  std::vector<std::uint64_t> keys(lengths.size());
-  for (std::size_t i = 0; i < keys.size(); ++i) {
-    const std::uint32_t shortness = ~static_cast<std::uint32_t>(lengths[i]);
-    keys[i] = std::uint64_t{shortness} << 32 | i;
-  }
-  std::sort(keys.begin(), keys.end());
+  // 2,048 counters fit into the first-level cache; rows of up to 2^22 positions take two digits.
+  constexpr int digit_bits = 11;
+  constexpr std::uint32_t digits = 1U << digit_bits;
+  const std::int32_t longest = *std::max_element(lengths.begin(), lengths.end());
   std::vector<std::int32_t> order(lengths.size());
-  std::transform(keys.begin(), keys.end(), order.begin(), [](std::uint64_t key) {
-    return static_cast<std::int32_t>(static_cast<std::uint32_t>(key));
-  });
+  std::iota(order.begin(), order.end(), 0);
+  std::vector<std::int32_t> sorted(lengths.size());
+  for (int shift = 0; shift < 32 && (longest >> shift) != 0; shift += digit_bits) {
+    const auto digit = [&](std::int32_t item) {
+      const std::int32_t shortness = longest - lengths[static_cast<std::size_t>(item)];
+      return (static_cast<std::uint32_t>(shortness) >> shift) % digits;
+    };
+    std::array<std::int32_t, digits + 1> begin{};
+    for (const std::int32_t item : order) {
+      ++begin[digit(item) + 1];
+    }
+    std::partial_sum(begin.begin(), begin.end(), begin.begin());
+    for (const std::int32_t item : order) {
+      sorted[static_cast<std::size_t>(begin[digit(item)]++)] = item;
+    }
+    std::swap(order, sorted);
+  }
   return order;
+}
+
+inline void validate(const char* where, std::span<const std::int32_t> lengths,
+                     const BinLimits& limits, std::span<const std::int32_t> loss_tokens) {
+  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
+  require(limits.budget >= 1 && limits.budget <= most, where, "limits.budget", limits.budget,
+          "must be in [1, 2^31 - 1]");
+  require(limits.segment_align_multiple >= 1, where, "limits.segment_align_multiple",
+          limits.segment_align_multiple, "must be >= 1");
+  require(limits.max_segments >= 1, where, "limits.max_segments", limits.max_segments,
+          "must be >= 1");
+  require(limits.max_loss_tokens >= 1 && limits.max_loss_tokens <= most, where,
+          "limits.max_loss_tokens", limits.max_loss_tokens, "must be in [1, 2^31 - 1]");
+  require(limits.bins >= 1, where, "limits.bins", limits.bins, "must be >= 1");
+  require(std::cmp_less_equal(lengths.size(), most), where, "lengths.size", lengths.size(),
+          "must be <= 2^31 - 1");
+  if (!loss_tokens.empty()) {
+    require_equal(where, "loss_tokens.size", loss_tokens.size(), "lengths.size", lengths.size());
+  }
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] < 0 || lengths[i] > limits.budget) {
+      fail(where, element_name("lengths", i), lengths[i],
+           "must be in [0, limits.budget (" + std::to_string(limits.budget) + ")]");
+    }
+  }
+  for (std::size_t i = 0; i < loss_tokens.size(); ++i) {
+    if (loss_tokens[i] < 0 || loss_tokens[i] > limits.max_loss_tokens) {
+      fail(where, element_name("loss_tokens", i), loss_tokens[i],
+           "must be in [0, limits.max_loss_tokens (" + std::to_string(limits.max_loss_tokens) +
+               ")]");
+    }
+  }
+}
+
+/// The bin of each item, offered in `order`; -1 where none had room.
+[[nodiscard]] inline std::vector<std::int32_t> first_fit(
+    std::span<const std::int32_t> order, std::span<const std::int32_t> lengths,
+    const BinLimits& limits, std::span<const std::int32_t> loss_tokens) {
+  const std::int64_t bins = std::min(limits.bins, static_cast<std::int64_t>(lengths.size()));
+  const auto budget = static_cast<std::int32_t>(limits.budget);
+  // Alignment beyond the budget says no more than alignment to it, that a second segment never fits;
+  // capped, a bin's room stays within int32.
+  const std::int64_t align = std::min(limits.segment_align_multiple, limits.budget);
+  RoomTree tree(bins, {budget, static_cast<std::int32_t>(limits.max_loss_tokens)});
+  std::vector<std::int64_t> segments(static_cast<std::size_t>(bins), 0);
+  std::vector<std::int32_t> bin_of(lengths.size(), -1);
+  for (const std::int32_t item : order) {
+    const auto i = static_cast<std::size_t>(item);
+    if (lengths[i] == 0) {
+      bin_of[i] = 0;
+      continue;
+    }
+    const Room need{lengths[i], loss_tokens.empty() ? 0 : loss_tokens[i]};
+    const std::int64_t bin = tree.first(need);
+    if (bin < 0) {
+      continue;
+    }
+    bin_of[i] = static_cast<std::int32_t>(bin);
+    // A bin's room for tokens is what lies behind the next aligned start.
+    const Room before = tree.room(bin);
+    const std::int64_t load = budget - before.tokens + need.tokens;
+    const auto room = static_cast<std::int32_t>(budget - align_up(load, align));
+    const bool full = ++segments[static_cast<std::size_t>(bin)] == limits.max_segments;
+    tree.set(bin, full ? Room{-1, -1} : Room{room, before.loss_tokens - need.loss_tokens});
+  }
+  return bin_of;
+}
+
+/// Items listed by bin, each bin in the order of `order`; those without a bin in arrival order.
+[[nodiscard]] inline BinAssignment by_bin(std::span<const std::int32_t> order,
+                                          std::span<const std::int32_t> bin_of) {
+  BinAssignment assignment;
+  std::int64_t bins = 0;
+  for (std::size_t i = 0; i < bin_of.size(); ++i) {
+    bins = std::max(bins, std::int64_t{bin_of[i]} + 1);
+    if (bin_of[i] < 0) {
+      assignment.leftover.push_back(static_cast<std::int32_t>(i));
+    }
+  }
+  std::vector<std::int64_t>& begin = assignment.bin_begin;
+  begin.assign(static_cast<std::size_t>(bins) + 1, 0);
+  for (const std::int32_t bin : bin_of) {
+    if (bin >= 0) {
+      ++begin[static_cast<std::size_t>(bin) + 1];
+    }
+  }
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
+  assignment.items.resize(bin_of.size() - assignment.leftover.size());
+  std::vector<std::int64_t> next(begin.begin(), begin.end() - 1);
+  for (const std::int32_t item : order) {
+    const std::int32_t bin = bin_of[static_cast<std::size_t>(item)];
+    if (bin >= 0) {
+      assignment.items[static_cast<std::size_t>(next[static_cast<std::size_t>(bin)]++)] = item;
+    }
+  }
+  return assignment;
 }
 
 }  // namespace detail
@@ -155,95 +271,12 @@ class RoomTree {
 [[nodiscard]] inline BinAssignment first_fit_decreasing(
     std::span<const std::int32_t> lengths, const BinLimits& limits,
     std::span<const std::int32_t> loss_tokens = {}) {
-  constexpr const char* where = "packing::first_fit_decreasing";
-  constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
-  require(limits.budget >= 1 && limits.budget <= most, where, "limits.budget", limits.budget,
-          "must be in [1, 2^31 - 1]");
-  require(limits.segment_align_multiple >= 1, where, "limits.segment_align_multiple",
-          limits.segment_align_multiple, "must be >= 1");
-  require(limits.max_segments >= 1, where, "limits.max_segments", limits.max_segments,
-          "must be >= 1");
-  require(limits.max_loss_tokens >= 1, where, "limits.max_loss_tokens", limits.max_loss_tokens,
-          "must be >= 1");
-  require(limits.bins >= 1, where, "limits.bins", limits.bins, "must be >= 1");
-  require(std::cmp_less_equal(lengths.size(), most), where, "lengths.size", lengths.size(),
-          "must be <= 2^31 - 1");
-  if (!loss_tokens.empty()) {
-    require_equal(where, "loss_tokens.size", loss_tokens.size(), "lengths.size", lengths.size());
-  }
-  for (std::size_t i = 0; i < lengths.size(); ++i) {
-    if (lengths[i] < 0 || lengths[i] > limits.budget) {
-      fail(where, element_name("lengths", i), lengths[i],
-           "must be >= 0 and must not exceed the budget (" + std::to_string(limits.budget) + ")");
-    }
-  }
-  for (std::size_t i = 0; i < loss_tokens.size(); ++i) {
-    if (loss_tokens[i] < 0 || loss_tokens[i] > limits.max_loss_tokens) {
-      fail(where, element_name("loss_tokens", i), loss_tokens[i],
-           "must be >= 0 and must not exceed max_loss_tokens (" +
-               std::to_string(limits.max_loss_tokens) + ")");
-    }
-  }
-
-  BinAssignment assignment;
+  detail::validate("packing::first_fit_decreasing", lengths, limits, loss_tokens);
   if (lengths.empty()) {
-    return assignment;
+    return {};
   }
-  const auto items = static_cast<std::int64_t>(lengths.size());
   const std::vector<std::int32_t> order = detail::longest_first(lengths);
-  const auto budget = static_cast<std::int32_t>(limits.budget);
-  // A row has no room beyond its budget, so a wider alignment only says that a second segment never
-  // fits; capping it keeps the arithmetic in range.
-  const std::int64_t align = std::min(limits.segment_align_multiple, limits.budget);
-  const auto loss_cap = static_cast<std::int32_t>(std::min(limits.max_loss_tokens, most));
-  const std::int64_t most_bins = std::min(limits.bins, items);
-  detail::RoomTree tree(most_bins, {budget, loss_cap});
-  std::vector<std::int32_t> segments(static_cast<std::size_t>(most_bins), 0);
-  std::vector<std::int32_t> bin_of(lengths.size(), -1);
-  std::int64_t opened = 0;
-  for (const std::int32_t item : order) {
-    const auto i = static_cast<std::size_t>(item);
-    if (lengths[i] == 0) {
-      bin_of[i] = 0;
-      opened = std::max<std::int64_t>(opened, 1);
-      continue;
-    }
-    const detail::Room need{lengths[i], loss_tokens.empty() ? 0 : loss_tokens[i]};
-    const std::int64_t bin = tree.first(need);
-    if (bin < 0) {
-      assignment.leftover.push_back(item);
-      continue;
-    }
-    const detail::Room before = tree.room(bin);
-    const bool full = ++segments[static_cast<std::size_t>(bin)] >= limits.max_segments;
-    const std::int64_t load = budget - before.tokens + need.tokens;
-    const std::int64_t next_start = align_up(load, align);
-    tree.set(bin, full ? detail::Room{-1, -1}
-                       : detail::Room{static_cast<std::int32_t>(budget - next_start),
-                                      before.loss_tokens - need.loss_tokens});
-    bin_of[i] = static_cast<std::int32_t>(bin);
-    opened = std::max(opened, bin + 1);
-  }
-  std::sort(assignment.leftover.begin(), assignment.leftover.end());
-
-  assignment.bin_begin.assign(static_cast<std::size_t>(opened) + 1, 0);
-  for (const std::int32_t bin : bin_of) {
-    if (bin >= 0) {
-      ++assignment.bin_begin[static_cast<std::size_t>(bin) + 1];
-    }
-  }
-  for (std::size_t bin = 1; bin < assignment.bin_begin.size(); ++bin) {
-    assignment.bin_begin[bin] += assignment.bin_begin[bin - 1];
-  }
-  assignment.items.resize(lengths.size() - assignment.leftover.size());
-  std::vector<std::int64_t> next(assignment.bin_begin.begin(), assignment.bin_begin.end() - 1);
-  for (const std::int32_t item : order) {
-    const std::int32_t bin = bin_of[static_cast<std::size_t>(item)];
-    if (bin >= 0) {
-      assignment.items[static_cast<std::size_t>(next[static_cast<std::size_t>(bin)]++)] = item;
-    }
-  }
-  return assignment;
+  return detail::by_bin(order, detail::first_fit(order, lengths, limits, loss_tokens));
 }
 
 }  // namespace heddle::packing

@@ -91,7 +91,8 @@ struct Placement {
   constexpr const char* where = "packing::pack_chunk";
   validate(where, options);
   validate(where, items, options);
-  BinAssignment bins = assign_bins(items, detail::all_indices(items), options.pack_size, options);
+  BinAssignment bins =
+      detail::assign_bins(items, detail::all_indices(items), options.pack_size, options);
   const SegmentTable table = lay_out_rows(items, bins, options.pack_size, options);
   return {
       .chunk = detail::write_chunk(where, items, table, {0, options.pack_size}, options, buffers),
@@ -113,7 +114,8 @@ void pack(std::span<const Rollout> items, const PackOptions& options, ChunkBuffe
   validate(where, items, options);
   const SegmentTable table = detail::place(items, detail::all_indices(items), options).rows;
   for (std::int64_t row = 0; row < table.rows(); row += options.pack_size) {
-    static_cast<void>(chunk_dims(where, items, table, {row, options.pack_size}, options.budget));
+    static_cast<void>(
+        detail::chunk_dims(where, items, table, {row, options.pack_size}, options.budget));
   }
   for (std::int64_t row = 0; row < table.rows(); row += options.pack_size) {
     PackedChunk chunk =

@@ -27,9 +27,8 @@ struct PackOptions {
   std::int64_t segment_align_multiple = 64;  ///< a; 64 is the chunk of the GDN recurrence
   RowFilling filling = RowFilling::packed;
   std::optional<std::int64_t> max_segments = {};  ///< documents of a row; the budget where absent
-  std::optional<std::int64_t> max_loss_tokens =
-      {};                   ///< tokens of a row whose completion mask is > 0
-  std::int32_t pad_id = 0;  ///< may equal a real token's id
+  std::optional<std::int64_t> max_loss_tokens = {};  ///< of a row, with completion mask > 0
+  std::int32_t pad_id = 0;                           ///< may equal a real token's id
   PadPosition pad_position = PadPosition::end;
   std::int64_t pad_align = 4096;   ///< A; the least common multiple of the recipe's blocks
   AttentionShards attention = {};  ///< read under PadPosition::auto_ alone
@@ -43,25 +42,27 @@ struct PackOptions {
 /// Refuses options that no packer can serve, before it looks at any item: the packer's column of the
 /// validation matrix. pad_align is not looked at under `end`.
 ///
-/// throws    Error for: budget outside [1, 2^31 - 1], pack_size, segment_align_multiple, max_segments or
-///           max_loss_tokens < 1, an unknown filling or pad position, under `start` and `auto` a pad_align that is
-///           not a positive multiple of segment_align_multiple, under `auto` blocks < 1 and a budget that
-///           the context layout cannot divide
+/// throws    Error for: budget, pack_size, segment_align_multiple, max_segments or max_loss_tokens
+///           outside [1, 2^31 - 1], an unknown filling or pad position, under `start` and `auto` a
+///           pad_align that is not a positive multiple of segment_align_multiple, under `auto` blocks < 1
+///           and a budget that the context layout cannot divide
 /// source    spec/packing.md 2.3, 3.1
 inline void validate(std::string_view where, const PackOptions& options) {
   constexpr std::int64_t most = std::numeric_limits<std::int32_t>::max();
   require(options.budget >= 1 && options.budget <= most, where, "options.budget", options.budget,
           "must be in [1, 2^31 - 1]");
-  require(options.pack_size >= 1, where, "options.pack_size", options.pack_size, "must be >= 1");
-  require(options.segment_align_multiple >= 1, where, "options.segment_align_multiple",
-          options.segment_align_multiple, "must be >= 1");
+  require(options.pack_size >= 1 && options.pack_size <= most, where, "options.pack_size",
+          options.pack_size, "must be in [1, 2^31 - 1]");
+  require(options.segment_align_multiple >= 1 && options.segment_align_multiple <= most, where,
+          "options.segment_align_multiple", options.segment_align_multiple,
+          "must be in [1, 2^31 - 1]");
   if (options.max_segments) {
-    require(*options.max_segments >= 1 && *options.max_segments < most, where,
-            "options.max_segments", *options.max_segments, "must be in [1, 2^31 - 2]");
+    require(*options.max_segments >= 1 && *options.max_segments <= most, where,
+            "options.max_segments", *options.max_segments, "must be in [1, 2^31 - 1]");
   }
   if (options.max_loss_tokens) {
-    require(*options.max_loss_tokens >= 1, where, "options.max_loss_tokens",
-            *options.max_loss_tokens, "must be >= 1");
+    require(*options.max_loss_tokens >= 1 && *options.max_loss_tokens <= most, where,
+            "options.max_loss_tokens", *options.max_loss_tokens, "must be in [1, 2^31 - 1]");
   }
   require(options.filling == RowFilling::packed || options.filling == RowFilling::padded, where,
           "options.filling", options.filling, "must be packed or padded");

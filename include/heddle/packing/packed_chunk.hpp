@@ -49,24 +49,24 @@ struct ChunkDims {
 /// shapes    [B,T], outer stride >= T; routed_experts [B*T, L*K], stride = L*K; num_real_segments [B]
 /// specials  per_token[f] null where the chunk does not carry f; routed_experts null where no item has any
 struct ChunkArrays {
-  MatrixView<std::int32_t> ids;
-  MatrixView<float> prompt_mask;
-  MatrixView<float> completion_mask;
-  MatrixView<float> advantages;
-  MatrixView<std::int32_t> segment_ids;
-  MatrixView<std::int32_t> segment_positions;
-  PerTokenArray<MatrixView<float>> per_token;
-  MatrixView<std::int16_t> routed_experts;
-  std::span<std::int32_t> num_real_segments;
+  MatrixView<std::int32_t> ids = {};
+  MatrixView<float> prompt_mask = {};
+  MatrixView<float> completion_mask = {};
+  MatrixView<float> advantages = {};
+  MatrixView<std::int32_t> segment_ids = {};
+  MatrixView<std::int32_t> segment_positions = {};
+  PerTokenArray<MatrixView<float>> per_token = {};
+  MatrixView<std::int16_t> routed_experts = {};
+  std::span<std::int32_t> num_real_segments = {};
 };
 
 /// Rows written, their documents, and what a trainer has to know of them.
 ///
 /// alias     arrays are views of the buffers they were written to, valid until those are used again
 struct PackedChunk {
-  ChunkDims dims;
-  ChunkArrays arrays;
-  SegmentTable segments;
+  ChunkDims dims = {};
+  ChunkArrays arrays = {};
+  SegmentTable segments = {};
   std::int64_t num_segments = 0;  ///< segment buckets, padding's bucket 0 included
   bool is_update_step = false;    ///< the last chunk of its optimizer update
 };

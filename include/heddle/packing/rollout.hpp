@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "heddle/core/error.hpp"
@@ -183,69 +184,102 @@ inline void write_completion_mask(const Rollout& item, std::span<float> mask) {
 
 namespace detail {
 
-/// Refuses a size that is neither c nor, where `whole_item` is legal too, n.
-inline void require_token_values(std::string_view where, const std::string& argument,
-                                 std::size_t size, const Rollout& item, bool whole_item) {
-  const auto count = static_cast<std::int64_t>(size);
-  if (count == item.completion_length() || (whole_item && count == item.length())) {
-    return;
-  }
-  fail(where, argument + ".size", count,
-       "must be the completion's length (" + std::to_string(item.completion_length()) + ")" +
-           (whole_item ? " or the item's (" + std::to_string(item.length()) + ")" : ""));
-}
+/// Refuses arrays of one item; its name goes into the message, and is only put together then.
+class ItemCheck {
+ public:
+  ItemCheck(std::string_view where, std::int64_t index, const Rollout& item)
+      : where_(where), index_(index), item_(item) {}
 
-inline void require_routing(std::string_view where, const std::string& argument,
-                            const RoutedExperts& routing, std::int64_t length) {
-  require(routing.layers >= 1, where, argument + ".layers", routing.layers, "must be >= 1");
-  require(routing.top_k >= 1, where, argument + ".top_k", routing.top_k, "must be >= 1");
-  if (routing.tokens != length && (routing.tokens != length - 1 || length == 0)) {
-    fail(where, argument + ".tokens", routing.tokens,
-         "must be the item's length (" + std::to_string(length) + ") or one less, and >= 0");
+  void length(std::int64_t budget) const {
+    if (item_.length() > budget) {
+      fail(where_, argument("length"), item_.length(),
+           "must not exceed options.budget (" + std::to_string(budget) + ")");
+    }
   }
-  require_equal(where, argument + ".ids.size", routing.ids.size(), "tokens * layers * top_k",
-                routing.tokens * routing.per_token());
-}
+
+  /// One number a completion token, and nothing else.
+  void completion_array(std::string_view field, std::span<const float> values) const {
+    if (!is_length(values, item_.completion_length())) {
+      fail(where_, argument(field) + ".size", values.size(),
+           "must be the completion's length (" + std::to_string(item_.completion_length()) + ")");
+    }
+  }
+
+  /// The same, or one number a token of the item.
+  void token_array(std::string_view field, std::span<const float> values) const {
+    if (!is_length(values, item_.completion_length()) && !is_length(values, item_.length())) {
+      fail(where_, argument(field) + ".size", values.size(),
+           "must be the completion's length (" + std::to_string(item_.completion_length()) +
+               ") or the item's (" + std::to_string(item_.length()) + ")");
+    }
+  }
+
+  void token_values(std::string_view field, const TokenValues& values) const {
+    if (values.is_given() && !values.is_scalar()) {
+      token_array(field, values.values());
+    }
+  }
+
+  void routing(const RoutedExperts& routing) const {
+    if (routing.layers < 1) {
+      fail(where_, argument("routed_experts.layers"), routing.layers, "must be >= 1");
+    }
+    if (routing.top_k < 1) {
+      fail(where_, argument("routed_experts.top_k"), routing.top_k, "must be >= 1");
+    }
+    const std::int64_t missing = item_.length() - routing.tokens;
+    if (routing.tokens < 0 || missing < 0 || missing > 1) {
+      fail(where_, argument("routed_experts.tokens"), routing.tokens,
+           "must be the item's length (" + std::to_string(item_.length()) +
+               ") or one less, and >= 0");
+    }
+    const std::int64_t ids = routing.tokens * routing.per_token();
+    if (!std::cmp_equal(routing.ids.size(), ids)) {
+      fail(where_, argument("routed_experts.ids.size"), routing.ids.size(),
+           "must equal tokens * layers * top_k (" + std::to_string(ids) + ")");
+    }
+  }
+
+ private:
+  [[nodiscard]] static bool is_length(std::span<const float> values, std::int64_t length) {
+    return std::cmp_equal(values.size(), length);
+  }
+  [[nodiscard]] std::string argument(std::string_view field) const {
+    return element_name("items", index_) + "." + std::string(field);
+  }
+
+  std::string_view where_;
+  std::int64_t index_;
+  const Rollout& item_;
+};
 
 }  // namespace detail
 
-/// Refuses an item whose arrays do not fit its lengths or which is longer than a row. `argument` is
-/// its name in the message ("items[3]").
+/// Refuses an item whose arrays do not fit its lengths or which is longer than a row; it is items[index]
+/// in the message.
 ///
 /// throws    Error for: n > budget (items are never cut), a mask, advantages or per-token array that is
 ///           neither [c] nor, where that is legal, [n], routed tokens other than n or n - 1, layers or
 ///           top_k < 1, a number of routed ids other than tokens * layers * top_k
-inline void validate(std::string_view where, const std::string& argument, const Rollout& item,
+inline void validate(std::string_view where, std::int64_t index, const Rollout& item,
                      std::int64_t budget) {
-  if (item.length() > budget) {
-    fail(where, argument + ".length", item.length(),
-         "must not exceed options.budget (" + std::to_string(budget) + ")");
-  }
+  const detail::ItemCheck check(where, index, item);
+  check.length(budget);
   if (item.completion_mask) {
-    detail::require_token_values(where, argument + ".completion_mask", item.completion_mask->size(),
-                                 item, false);
+    check.completion_array("completion_mask", *item.completion_mask);
   }
   if (item.action_mask) {
-    detail::require_token_values(where, argument + ".action_mask", item.action_mask->size(), item,
-                                 true);
+    check.token_array("action_mask", *item.action_mask);
   }
   if (item.loss_mask) {
-    detail::require_token_values(where, argument + ".loss_mask", item.loss_mask->size(), item,
-                                 true);
+    check.token_array("loss_mask", *item.loss_mask);
   }
-  const auto check = [&](std::string_view field, const TokenValues& values) {
-    if (values.is_given() && !values.is_scalar()) {
-      detail::require_token_values(where, argument + "." + std::string(field),
-                                   values.values().size(), item, true);
-    }
-  };
-  check("advantages", item.advantages);
+  check.token_values("advantages", item.advantages);
   for (const PerTokenField field : per_token_fields) {
-    check(name(field), item.per_token[field]);
+    check.token_values(name(field), item.per_token[field]);
   }
   if (item.routed_experts) {
-    detail::require_routing(where, argument + ".routed_experts", *item.routed_experts,
-                            item.length());
+    check.routing(*item.routed_experts);
   }
 }
 

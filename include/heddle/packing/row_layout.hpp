@@ -29,7 +29,7 @@ inline void validate(std::string_view where, std::span<const Rollout> items,
   require(std::cmp_less_equal(items.size(), most), where, "items.size", items.size(),
           "must be <= 2^31 - 1");
   for (std::size_t i = 0; i < items.size(); ++i) {
-    validate(where, element_name("items", i), items[i], options.budget);
+    validate(where, static_cast<std::int64_t>(i), items[i], options.budget);
     if (options.max_loss_tokens) {
       const std::int64_t count = loss_token_count(items[i]);
       if (count > *options.max_loss_tokens) {
@@ -40,6 +40,8 @@ inline void validate(std::string_view where, std::span<const Rollout> items,
     }
   }
 }
+
+namespace detail {
 
 /// Shares out items[pending[0]], items[pending[1]], ... (arrival order) over at most `most_bins` bins;
 /// the indices in the result are those of `items`. The items have been validated.
@@ -88,36 +90,36 @@ inline void validate(std::string_view where, std::span<const Rollout> items,
   return bins;
 }
 
-namespace detail {
-
-/// The documents of one bin at their places under `end`, appended to `segments`.
+/// The documents of bin `row` at their places under `end`, appended to `segments`.
 inline void lay_out_bin(std::string_view where, std::span<const Rollout> items,
-                        std::span<const std::int32_t> bin, const std::string& argument,
-                        const PackOptions& options, std::vector<Segment>& segments) {
+                        const BinAssignment& bins, std::int64_t row, const PackOptions& options,
+                        std::vector<Segment>& segments) {
+  const auto argument = [row](const char* what) { return element_name("bins", row) + what; };
   std::int64_t load = 0;
   std::int64_t documents = 0;
-  for (const std::int32_t index : bin) {
-    require(index >= 0 && std::cmp_less(index, items.size()), where, argument + ".item", index,
-            "must be the index of an item");
+  for (const std::int32_t index : bins.bin(row)) {
+    if (index < 0 || std::cmp_greater_equal(index, items.size())) {
+      fail(where, argument(".item"), index, "must be the index of an item");
+    }
     const Rollout& item = items[static_cast<std::size_t>(index)];
     if (item.length() == 0) {
       continue;
     }
-    ++documents;
     const std::int64_t start = align_up(load, options.segment_align_multiple);
     load = start + item.length();
     if (load > options.budget) {
-      fail(where, argument + ".end", load,
+      fail(where, argument(".end"), load,
            "must not exceed options.budget (" + std::to_string(options.budget) + ")");
+    }
+    if (++documents > options.segment_limit()) {
+      fail(
+          where, argument(".segments"), documents,
+          "must not exceed options.max_segments (" + std::to_string(options.segment_limit()) + ")");
     }
     segments.push_back({.start = static_cast<std::int32_t>(start),
                         .len = static_cast<std::int32_t>(item.length()),
                         .prompt_len = static_cast<std::int32_t>(item.prompt_length()),
                         .item_index = index});
-  }
-  if (documents > options.segment_limit()) {
-    fail(where, argument + ".segments", documents,
-         "must not exceed options.max_segments (" + std::to_string(options.segment_limit()) + ")");
   }
 }
 
@@ -140,8 +142,7 @@ inline void lay_out_bin(std::string_view where, std::span<const Rollout> items,
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::size_t first = table.segments.size();
     if (row < bins.bins()) {
-      detail::lay_out_bin(where, items, bins.bin(row), element_name("bins", row), options,
-                          table.segments);
+      detail::lay_out_bin(where, items, bins, row, options, table.segments);
     }
     const std::span<Segment> segments = std::span<Segment>(table.segments).subspan(first);
     const auto shift = static_cast<std::int32_t>(

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "heddle/core/error.hpp"
 #include "heddle/core/parallel.hpp"
 #include "heddle/core/view.hpp"
+#include "heddle/packing/detail/streaming_copy.hpp"
 #include "heddle/packing/packed_chunk.hpp"
 #include "heddle/packing/rollout.hpp"
 #include "heddle/packing/segment_table.hpp"
@@ -48,49 +50,6 @@ inline bool carried(std::string_view where, std::span<const Rollout> items,
   return without.empty() && !documents.empty();
 }
 
-}  // namespace detail
-
-/// What the arrays of these rows look like: budget positions each, the per-token fields that their
-/// documents carry, the routing's layers and top_k.
-///
-/// specials  a field is carried by all documents of the rows or by none; items without routing are legal
-///           beside items with it; items of no token are not asked
-/// throws    Error naming the items without a field that others carry, or the first whose (layers, top_k)
-///           differ from those before it
-[[nodiscard]] inline ChunkDims chunk_dims(std::string_view where, std::span<const Rollout> items,
-                                          const SegmentTable& table, const RowRange& rows,
-                                          std::int64_t budget) {
-  std::vector<std::int32_t> documents;
-  for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row) {
-    for (const Segment& segment : table.row(row)) {
-      documents.push_back(segment.item_index);
-    }
-  }
-  std::sort(documents.begin(), documents.end());
-  ChunkDims dims{.rows = rows.count, .tokens = budget};
-  for (const PerTokenField field : per_token_fields) {
-    dims.carried[field] = detail::carried(where, items, documents, field);
-  }
-  for (const std::int32_t item : documents) {
-    const auto& routing = items[static_cast<std::size_t>(item)].routed_experts;
-    if (!routing) {
-      continue;
-    }
-    if (dims.layers == 0) {
-      dims.layers = routing->layers;
-      dims.top_k = routing->top_k;
-    }
-    const std::string argument = element_name("items", item) + ".routed_experts";
-    require_equal(where, argument + ".layers", routing->layers, "that of the items before it",
-                  dims.layers);
-    require_equal(where, argument + ".top_k", routing->top_k, "that of the items before it",
-                  dims.top_k);
-  }
-  return dims;
-}
-
-namespace detail {
-
 /// Refuses rows that the items or the budget cannot fill; what the writer's pointers rely on.
 inline void validate_rows(std::string_view where, std::span<const Rollout> items,
                           const SegmentTable& table, const RowRange& rows, std::int64_t tokens) {
@@ -103,24 +62,87 @@ inline void validate_rows(std::string_view where, std::span<const Rollout> items
     std::int64_t free = 0;
     for (std::size_t i = 0; i < segments.size(); ++i) {
       const Segment& segment = segments[i];
-      const std::string argument = element_name(element_name("table.row", row), i);
-      require(segment.item_index >= 0 && std::cmp_less(segment.item_index, items.size()), where,
-              argument + ".item_index", segment.item_index, "must be the index of an item");
+      const auto argument = [row, i](const char* what) {
+        return element_name(element_name("table.row", row), i) + what;
+      };
+      if (segment.item_index < 0 || std::cmp_greater_equal(segment.item_index, items.size())) {
+        fail(where, argument(".item_index"), segment.item_index, "must be the index of an item");
+      }
       const Rollout& item = items[static_cast<std::size_t>(segment.item_index)];
-      require_equal(where, argument + ".len", segment.len, "the item's length", item.length());
-      require_equal(where, argument + ".prompt_len", segment.prompt_len, "the item's prompt length",
-                    item.prompt_length());
-      require(segment.len >= 1, where, argument + ".len", segment.len, "must be >= 1");
-      require(segment.start >= free, where, argument + ".start", segment.start,
-              "must not lie before the end of the segment before it");
+      if (segment.len < 1 || segment.len != item.length()) {
+        fail(where, argument(".len"), segment.len,
+             "must be >= 1 and the item's length (" + std::to_string(item.length()) + ")");
+      }
+      if (segment.prompt_len != item.prompt_length()) {
+        fail(where, argument(".prompt_len"), segment.prompt_len,
+             "must be the item's prompt length (" + std::to_string(item.prompt_length()) + ")");
+      }
+      validate(where, segment.item_index, item, tokens);
+      if (segment.start < free) {
+        fail(where, argument(".start"), segment.start,
+             "must not lie before " + std::to_string(free) + ", the end of what stands before it");
+      }
       free = std::int64_t{segment.start} + segment.len;
       if (free > tokens) {
-        fail(where, argument + ".end", free,
+        fail(where, argument(".end"), free,
              "must not exceed the budget (" + std::to_string(tokens) + ")");
       }
     }
   }
 }
+
+/// chunk_dims, for whoever refuses.
+[[nodiscard]] inline ChunkDims chunk_dims(std::string_view where, std::span<const Rollout> items,
+                                          const SegmentTable& table, const RowRange& rows,
+                                          std::int64_t budget) {
+  validate_rows(where, items, table, rows, budget);
+  std::vector<std::int32_t> documents;
+  for (std::int64_t row = rows.first; row < rows.first + rows.count; ++row) {
+    for (const Segment& segment : table.row(row)) {
+      documents.push_back(segment.item_index);
+    }
+  }
+  std::sort(documents.begin(), documents.end());
+  ChunkDims dims{.rows = rows.count, .tokens = budget};
+  for (const PerTokenField field : per_token_fields) {
+    dims.carried[field] = carried(where, items, documents, field);
+  }
+  for (const std::int32_t item : documents) {
+    const auto& routing = items[static_cast<std::size_t>(item)].routed_experts;
+    if (!routing) {
+      continue;
+    }
+    if (dims.layers == 0) {
+      dims.layers = routing->layers;
+      dims.top_k = routing->top_k;
+    }
+    if (routing->layers != dims.layers || routing->top_k != dims.top_k) {
+      fail(where, element_name("items", item) + ".routed_experts",
+           std::to_string(routing->layers) + " x " + std::to_string(routing->top_k),
+           "must have the layers x top_k of the items before it (" + std::to_string(dims.layers) +
+               " x " + std::to_string(dims.top_k) + ")");
+    }
+  }
+  return dims;
+}
+
+}  // namespace detail
+
+/// What the arrays of these rows look like: budget positions each, the per-token fields that their
+/// documents carry, the routing's layers and top_k.
+///
+/// specials  a field is carried by all documents of the rows or by none; items without routing are legal
+///           beside items with it; items of no token are not asked
+/// throws    Error for: rows outside the table, documents that do not fit their item or the row, items that
+///           validate refuses; then naming the items without a field that others carry, or the first whose
+///           (layers, top_k) differ from those before it
+/// source    spec/packing.md 1.1 (P-2)
+[[nodiscard]] inline ChunkDims chunk_dims(std::span<const Rollout> items, const SegmentTable& table,
+                                          const RowRange& rows, std::int64_t budget) {
+  return detail::chunk_dims("packing::chunk_dims", items, table, rows, budget);
+}
+
+namespace detail {
 
 /// Walks positions [first, last) of a row: pad(from, to) for padding, token(index, segment, from, to)
 /// for tokens from..to-1 of a segment, in order, each position once.
@@ -180,14 +202,24 @@ inline void write_values(const Rollout& item, const TokenValues& values, float* 
   }
 }
 
+/// Where the stores of a large array go.
+enum class Stores {
+  cached,
+  streaming,  ///< past the caches: 1.4 to 1.5 times the rate of memcpy on a chunk far larger than they are
+};
+
+/// Bytes of a chunk from which its routing is streamed: more than a core's share of a last-level cache.
+/// Smaller chunks are left in the cache for who reads them next.
+inline constexpr std::int64_t streaming_bytes = std::int64_t{32} << 20;
+
 /// Positions of routing that one task writes: some megabytes at the recipe's 600 ids a token.
 inline constexpr std::int64_t routing_block = 4096;
 
-/// Routing of positions [first, last) of a row. Offsets are elements of the whole chunk, which at 64
-/// rows of the recipe passes 2^31.
+/// Routing of positions [first, last) of a row that begins at `row`. Offsets count elements and pass
+/// 2^31 within the recipe's chunk.
 inline void write_routing(std::span<const Rollout> items, std::span<const Segment> segments,
-                          std::int64_t first, std::int64_t last, std::int16_t* row,
-                          std::int64_t per_token) {
+                          std::int64_t first, std::int64_t last, Stores stores,
+                          std::int64_t per_token, std::int16_t* row) {
   const auto pad = [&](std::int64_t from, std::int64_t to) {
     std::fill(row + from * per_token, row + to * per_token, std::int16_t{-1});
   };
@@ -195,121 +227,91 @@ inline void write_routing(std::span<const Rollout> items, std::span<const Segmen
        [&](std::int64_t, const Segment& segment, std::int64_t from, std::int64_t to) {
          const auto& routing = items[static_cast<std::size_t>(segment.item_index)].routed_experts;
          const std::int64_t routed_end =
-             std::clamp(segment.start + (routing ? routing->tokens : 0), from, to);
-         if (routing && from < routed_end) {
-           copy(routing->ids.subspan(static_cast<std::size_t>((from - segment.start) * per_token),
-                                     static_cast<std::size_t>((routed_end - from) * per_token)),
-                row + from * per_token);
+             routing ? std::clamp(segment.start + routing->tokens, from, to) : from;
+         if (from < routed_end) {
+           const std::int16_t* const source =
+               routing->ids.data() + (from - segment.start) * per_token;
+           const auto bytes =
+               static_cast<std::size_t>((routed_end - from) * per_token) * sizeof(std::int16_t);
+           if (stores == Stores::streaming) {
+             streaming_copy(source, row + from * per_token, bytes);
+           } else {
+             std::memcpy(row + from * per_token, source, bytes);
+           }
          }
          pad(routed_end, to);
        });
+  if (stores == Stores::streaming) {
+    fence_stores();
+  }
 }
 
-/// The arrays of a chunk's rows as independent pieces of work: piece p of a row is one of its [T]
-/// arrays, or a block of its routing.
-class RowPieces {
- public:
-  RowPieces(std::span<const Rollout> items, const ChunkArrays& arrays, std::int32_t pad_id)
-      : items_(items), arrays_(arrays), pad_id_(pad_id) {
-    for (const PerTokenField field : per_token_fields) {
-      if (!arrays.per_token[field].is_null()) {
-        fields_.push_back(field);
-      }
-    }
-    if (!arrays.routed_experts.is_null()) {
-      blocks_ = (arrays.ids.cols() + routing_block - 1) / routing_block;
-    }
+/// Writes one array, or a block of routing, of one row: an independent piece of work.
+using Piece = std::function<void(std::int64_t row, std::span<const Segment> segments)>;
+
+template <class T, class WriteDocument>
+[[nodiscard]] Piece array_piece(MatrixView<T> array, T padding, const WriteDocument& write) {
+  return [=](std::int64_t row, std::span<const Segment> segments) {
+    write_row(array.row(row), segments, padding, write);
+  };
+}
+
+/// The pieces of a row, the long ones first: what starts last should be short.
+[[nodiscard]] inline std::vector<Piece> row_pieces(std::span<const Rollout> items,
+                                                   const ChunkArrays& arrays, std::int32_t pad_id,
+                                                   Stores stores) {
+  const auto item = [items](const Segment& segment) -> const Rollout& {
+    return items[static_cast<std::size_t>(segment.item_index)];
+  };
+  std::vector<Piece> pieces;
+  const std::int64_t tokens = arrays.ids.cols();
+  const MatrixView<std::int16_t> routed = arrays.routed_experts;
+  for (std::int64_t first = 0; !routed.is_null() && first < tokens; first += routing_block) {
+    pieces.push_back([=](std::int64_t row, std::span<const Segment> segments) {
+      write_routing(items, segments, first, std::min(first + routing_block, tokens), stores,
+                    routed.cols(), routed.row_block(row * tokens, tokens).data());
+    });
   }
-
-  [[nodiscard]] std::int64_t count() const {
-    return fixed + static_cast<std::int64_t>(fields_.size()) + blocks_;
-  }
-
-  void write(std::int64_t piece, std::int64_t row, std::span<const Segment> segments) const {
-    // Routing first: it is the longest by far, and what starts last should be short.
-    if (piece < blocks_) {
-      write_routing_block(piece, row, segments);
-    } else if (piece < blocks_ + fixed) {
-      write_fixed(piece - blocks_, row, segments);
-    } else {
-      write_field(fields_[static_cast<std::size_t>(piece - blocks_ - fixed)], row, segments);
-    }
-  }
-
- private:
-  static constexpr std::int64_t fixed = 6;  // arrays that every chunk has
-
-  [[nodiscard]] const Rollout& item(const Segment& segment) const {
-    return items_[static_cast<std::size_t>(segment.item_index)];
-  }
-
-  void write_fixed(std::int64_t array, std::int64_t row, std::span<const Segment> segments) const {
-    switch (array) {
-      case 0:
-        write_row(arrays_.ids.row(row), segments, pad_id_,
-                  [this](std::int64_t, const Segment& segment, std::int32_t* destination) {
-                    copy(item(segment).prompt_ids, destination);
-                    copy(item(segment).completion_ids, destination + segment.prompt_len);
-                  });
-        break;
-      case 1:
-        write_row(arrays_.prompt_mask.row(row), segments, 0.0F,
-                  [](std::int64_t, const Segment& segment, float* destination) {
-                    std::fill_n(destination, segment.prompt_len, 1.0F);
-                    std::fill(destination + segment.prompt_len, destination + segment.len, 0.0F);
-                  });
-        break;
-      case 2:
-        write_row(arrays_.completion_mask.row(row), segments, 0.0F,
-                  [this](std::int64_t, const Segment& segment, float* destination) {
-                    const Rollout& rollout = item(segment);
-                    std::fill_n(destination, segment.prompt_len, 0.0F);
-                    write_completion_mask(
-                        rollout, {destination + segment.prompt_len, rollout.completion_ids.size()});
-                  });
-        break;
-      case 3:
-        write_row(arrays_.advantages.row(row), segments, 0.0F,
-                  [this](std::int64_t, const Segment& segment, float* destination) {
-                    write_values(item(segment), item(segment).advantages, destination);
-                  });
-        break;
-      case 4:
-        write_row(arrays_.segment_ids.row(row), segments, std::int32_t{0},
+  pieces.push_back(array_piece(
+      arrays.ids, pad_id, [=](std::int64_t, const Segment& segment, std::int32_t* destination) {
+        copy(item(segment).prompt_ids, destination);
+        copy(item(segment).completion_ids, destination + segment.prompt_len);
+      }));
+  pieces.push_back(array_piece(
+      arrays.prompt_mask, 0.0F, [](std::int64_t, const Segment& segment, float* destination) {
+        std::fill_n(destination, segment.prompt_len, 1.0F);
+        std::fill(destination + segment.prompt_len, destination + segment.len, 0.0F);
+      }));
+  pieces.push_back(array_piece(
+      arrays.completion_mask, 0.0F, [=](std::int64_t, const Segment& segment, float* destination) {
+        std::fill_n(destination, segment.prompt_len, 0.0F);
+        write_completion_mask(
+            item(segment), {destination + segment.prompt_len, item(segment).completion_ids.size()});
+      }));
+  pieces.push_back(array_piece(arrays.advantages, 0.0F,
+                               [=](std::int64_t, const Segment& segment, float* destination) {
+                                 write_values(item(segment), item(segment).advantages, destination);
+                               }));
+  pieces.push_back(
+      array_piece(arrays.segment_ids, std::int32_t{0},
                   [](std::int64_t index, const Segment& segment, std::int32_t* destination) {
                     std::fill_n(destination, segment.len, static_cast<std::int32_t>(index) + 1);
-                  });
-        break;
-      default:
-        write_row(arrays_.segment_positions.row(row), segments, std::int32_t{0},
-                  [](std::int64_t, const Segment& segment, std::int32_t* destination) {
-                    std::iota(destination, destination + segment.len, 0);
-                  });
+                  }));
+  pieces.push_back(array_piece(arrays.segment_positions, std::int32_t{0},
+                               [](std::int64_t, const Segment& segment, std::int32_t* destination) {
+                                 std::iota(destination, destination + segment.len, 0);
+                               }));
+  for (const PerTokenField field : per_token_fields) {
+    if (!arrays.per_token[field].is_null()) {
+      pieces.push_back(array_piece(arrays.per_token[field], 0.0F,
+                                   [=](std::int64_t, const Segment& segment, float* destination) {
+                                     write_values(item(segment), item(segment).per_token[field],
+                                                  destination);
+                                   }));
     }
   }
-
-  void write_field(PerTokenField field, std::int64_t row, std::span<const Segment> segments) const {
-    write_row(arrays_.per_token[field].row(row), segments, 0.0F,
-              [&](std::int64_t, const Segment& segment, float* destination) {
-                write_values(item(segment), item(segment).per_token[field], destination);
-              });
-  }
-
-  void write_routing_block(std::int64_t block, std::int64_t row,
-                           std::span<const Segment> segments) const {
-    const std::int64_t tokens = arrays_.ids.cols();
-    const std::int64_t first = block * routing_block;
-    write_routing(items_, segments, first, std::min(first + routing_block, tokens),
-                  arrays_.routed_experts.row_block(row * tokens, tokens).data(),
-                  arrays_.routed_experts.cols());
-  }
-
-  std::span<const Rollout> items_;
-  const ChunkArrays& arrays_;
-  std::int32_t pad_id_;
-  std::vector<PerTokenField> fields_;
-  std::int64_t blocks_ = 0;
-};
+  return pieces;
+}
 
 }  // namespace detail
 
@@ -320,33 +322,34 @@ class RowPieces {
 /// writes    all of every array; alias: arrays disjoint from the items and from each other
 /// specials  rows.count = 0: no-op; rows without documents are all padding
 /// order     the same bytes for any number of threads
-/// memory    nothing but a list of the carried fields
-/// cost      cost(dims, tokens): bytes alone; parallel over rows, their arrays and blocks of routing
-/// throws    Error for: rows outside the table, documents that do not fit their item or the row, fields
-///           and arrays as chunk_dims and validate say
+/// memory    a list of pieces of a row
+/// cost      cost(dims, tokens): bytes alone; parallel over rows, their arrays and blocks of routing;
+///           large chunks' routing passes the caches by
+/// throws    Error for what chunk_dims refuses and for arrays that validate(dims, arrays) refuses
 /// source    spec/packing.md 1.2, 4, 9
 inline void write_rows(std::span<const Rollout> items, const SegmentTable& table,
                        const RowRange& rows, std::int32_t pad_id, const ChunkArrays& arrays) {
   constexpr const char* where = "packing::write_rows";
-  const std::int64_t tokens = arrays.ids.cols();
-  detail::validate_rows(where, items, table, rows, tokens);
-  const ChunkDims dims = chunk_dims(where, items, table, rows, tokens);
+  const ChunkDims dims = detail::chunk_dims(where, items, table, rows, arrays.ids.cols());
   validate(where, dims, arrays);
 
-  const detail::RowPieces pieces(items, arrays, pad_id);
+  const std::int64_t bytes = cost(dims, 0).bytes_written;
+  const std::vector<detail::Piece> pieces = detail::row_pieces(
+      items, arrays, pad_id,
+      bytes >= detail::streaming_bytes ? detail::Stores::streaming : detail::Stores::cached);
+  const auto piece_count = static_cast<std::int64_t>(pieces.size());
   const auto write = [&](std::int64_t task) {
-    const std::int64_t row = task / pieces.count();
-    pieces.write(task % pieces.count(), row, table.row(rows.first + row));
+    const std::int64_t row = task / piece_count;
+    pieces[static_cast<std::size_t>(task % piece_count)](row, table.row(rows.first + row));
   };
-  const std::int64_t tasks = rows.count * pieces.count();
   // Below this a parallel loop costs more than the writing.
   constexpr std::int64_t small_chunk = std::int64_t{1} << 18;
-  if (cost(dims, 0).bytes_written < small_chunk) {
-    for (std::int64_t task = 0; task < tasks; ++task) {
+  if (bytes < small_chunk) {
+    for (std::int64_t task = 0; task < rows.count * piece_count; ++task) {
       write(task);
     }
   } else {
-    parallel_tasks(tasks, write);
+    parallel_tasks(rows.count * piece_count, write);
   }
   for (std::int64_t row = 0; row < rows.count; ++row) {
     arrays.num_real_segments[static_cast<std::size_t>(row)] =

@@ -28,9 +28,10 @@ namespace heddle::packing {
 ///   fill pack_size rows
 ///
 /// writes    the packer's own buffers; a chunk is valid until `use` returns
-/// alias     an item's memory must live until the chunk that holds it was handed out
+/// alias     an item's memory must live until the chunk that holds it is handed out
 /// specials  alignment gaps are not counted, so a chunk handed out early may leave items for the next;
-///           item_index counts the items of the update in arrival order
+///           item_index counts the items of the update in arrival order; a chunk counts as handed out
+///           even if `use` throws
 /// memory    the buffers of one chunk and the items (views) of one update
 /// throws    Error for options that validate refuses and items_per_update < 1 (constructor); for items that
 ///           validate refuses and a list that passes the update's end (feed: nothing of the list is kept
@@ -84,11 +85,11 @@ class SequencePacker {
       chunk.is_update_step =
           update_is_complete && row + options_.pack_size == placement.rows.rows();
       forget(placement.bins, rows);
+      if (chunk.is_update_step) {
+        items_.clear();
+        is_kept_.clear();
+      }
       use(std::as_const(chunk));
-    }
-    if (update_is_complete) {
-      items_.clear();
-      is_kept_.clear();
     }
   }
 

@@ -1,0 +1,7 @@
+#include "heddle-train/model_passes.hpp"
+
+namespace heddle::train {
+
+template class Model<double>;
+
+}  // namespace heddle::train
