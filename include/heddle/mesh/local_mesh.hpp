@@ -13,8 +13,6 @@
 #include <utility>
 #include <vector>
 
-#include <oneapi/tbb/task_arena.h>
-
 #include "heddle/core/error.hpp"
 #include "heddle/mesh/communicator.hpp"
 #include "heddle/mesh/detail/device_team.hpp"
@@ -119,7 +117,7 @@ class LocalMesh {
       bodies[static_cast<std::size_t>(id)] = [&team, &body, this, id] {
         team.run_device(id, [&] {
           MeshDevice device(team, id, options_.replica_check);
-          in_arena([&] { body(device); });
+          detail::in_arena(options_.workers, [&] { body(device); });
         });
       };
     }
@@ -154,16 +152,6 @@ class LocalMesh {
         std::max<std::int64_t>(1, static_cast<std::int64_t>(std::thread::hardware_concurrency())));
   }
 
-  template <class Body>
-  void in_arena(const Body& body) const {
-    if (options_.workers) {
-      oneapi::tbb::task_arena arena(*options_.workers);
-      arena.execute(body);
-    } else {
-      body();
-    }
-  }
-
   void watch(detail::DeviceTeam& team) const {
     if (options_.watchdog.patience.count() <= 0) {
       team.wait_until_left();
@@ -179,7 +167,7 @@ class LocalMesh {
         if (options_.watchdog.report) {
           options_.watchdog.report(text);
         }
-        team.fail_stalled(text);
+        team.fail_with({.kind = detail::DeviceTeam::Failure::Kind::stalled, .text = text});
       }
       seen = now;
     }

@@ -55,6 +55,16 @@ class DeviceTeam {
     DeviceLedger ledger;
   };
 
+  /// What went wrong first.
+  struct Failure {
+    enum class Kind : std::uint8_t { device, mismatch, deadlock, stalled };
+
+    Kind kind = Kind::device;
+    std::int64_t origin = 0;
+    std::string text = {};
+    std::vector<std::int64_t> members = {};  ///< of the mismatched group
+  };
+
   /// A device's hold on one collective.
   struct Ticket {
     std::shared_ptr<Slot> slot;
@@ -219,34 +229,39 @@ class DeviceTeam {
     stop_reading(ticket);
     fail({.kind = Kind::device, .origin = self.id, .text = text});
     settle(lock);
-    drained_.wait(lock, [&] { return ticket.slot->readers == 0; });
+    drained_.wait(lock, [&] { return ticket.slot->readers == 0 && !ticket.slot->is_travelling; });
+  }
+
+  /// Memory of this process's members is on its way to other processes until complete(). False after a
+  /// failure: its owners may be gone.
+  [[nodiscard]] bool begin_transfer(Slot& slot) {
+    const std::lock_guard lock(mutex_);
+    slot.is_travelling = !failure_;
+    return slot.is_travelling;
   }
 
   /// A stage of a collective with members elsewhere is done.
   void complete(const std::shared_ptr<Slot>& slot, Stage stage) {
     Lock lock(mutex_);
     --external_;
+    slot->is_travelling = false;
+    if (failure_) {
+      drained_.notify_all();
+    }
     mark_complete(*slot, stage);
     settle(lock);
   }
 
-  /// Stops every device because of something outside the process.
-  void fail_from_outside(std::int64_t origin, const std::string& text) {
-    Lock lock(mutex_);
-    fail({.kind = Kind::device, .origin = origin, .text = text});
-    settle(lock);
+  /// Nobody of this process runs or is about to; who waits, waits for other processes.
+  [[nodiscard]] bool is_quiet() {
+    const std::lock_guard lock(mutex_);
+    return running_ == 0 && ready_.empty();
   }
 
-  /// Stops every device because members of `slot` called different things.
-  void fail_mismatch(const Slot& slot, const std::string& text) {
+  /// Stops every device because of something that none of them did.
+  void fail_with(Failure failure) {
     Lock lock(mutex_);
-    fail({.kind = Kind::mismatch, .origin = slot.ids.front(), .text = text, .members = slot.ids});
-    settle(lock);
-  }
-
-  void fail_stalled(const std::string& text) {
-    Lock lock(mutex_);
-    fail({.kind = Kind::stalled, .origin = settings_.first_id, .text = text});
+    fail(std::move(failure));
     settle(lock);
   }
 
@@ -281,14 +296,9 @@ class DeviceTeam {
     return by_text(lines);
   }
 
-  /// The first failure's text, empty where there was none; origin of it.
-  [[nodiscard]] std::string failure_text() {
+  [[nodiscard]] std::optional<Failure> failure() {
     const std::lock_guard lock(mutex_);
-    return failure_ ? failure_->text : std::string();
-  }
-  [[nodiscard]] std::int64_t failure_origin() {
-    const std::lock_guard lock(mutex_);
-    return failure_ ? failure_->origin : settings_.first_id;
+    return failure_;
   }
 
   /// Devices whose exception was their own.
@@ -308,19 +318,14 @@ class DeviceTeam {
       }
     }
     if (failure_) {
-      throw_failure(failure_->members.empty() ? -1 : failure_->members.front());
+      const auto member = std::find_if(failure_->members.begin(), failure_->members.end(),
+                                       [&](std::int64_t id) { return is_local(id); });
+      throw_failure(member == failure_->members.end() ? -1 : *member);
     }
   }
 
  private:
-  enum class Kind : std::uint8_t { device, mismatch, deadlock, stalled };
-  struct Failure {
-    Kind kind = Kind::device;
-    std::int64_t origin = 0;
-    std::string text = {};
-    std::vector<std::int64_t> members = {};  ///< of the mismatched group
-  };
-
+  using Kind = Failure::Kind;
   using Lock = std::unique_lock<std::mutex>;
   using Queue = std::vector<std::shared_ptr<Slot>>;
 
@@ -379,8 +384,8 @@ class DeviceTeam {
     }
     lines.emplace_back(self.id, to_string(CallRecord{own.signature, own.site}));
     fail({.kind = Kind::mismatch,
-          .origin = slot.ids.front(),
-          .text = "mismatched collectives in group " + id_list(slot.ids) + ": " + by_text(lines),
+          .origin = *std::min_element(slot.ids.begin(), slot.ids.end()),
+          .text = mismatch_text(slot.ids, lines),
           .members = slot.ids});
     settle(lock);
     throw_if_failed(self);

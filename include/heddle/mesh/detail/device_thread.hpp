@@ -4,11 +4,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <system_error>
-#include <utility>
 
-#include "heddle/core/error.hpp"
+#include <oneapi/tbb/task_arena.h>
 
 namespace heddle::detail {
 
@@ -48,5 +48,17 @@ class DeviceThread {
   const std::function<void()>* body_;
   pthread_t thread_{};
 };
+
+/// Calls body() in an oneTBB arena of `workers` threads, the caller among them, or where none is asked for in
+/// the one that oneTBB gives every outside thread.
+template <class Body>
+void in_arena(const std::optional<int>& workers, const Body& body) {
+  if (workers) {
+    oneapi::tbb::task_arena arena(*workers);
+    arena.execute(body);
+  } else {
+    body();
+  }
+}
 
 }  // namespace heddle::detail

@@ -65,4 +65,10 @@ struct CallRecord {
   return result;
 }
 
+[[nodiscard]] inline std::string mismatch_text(
+    const std::vector<std::int64_t>& group,
+    const std::vector<std::pair<std::int64_t, std::string>>& lines) {
+  return "mismatched collectives in group " + id_list(group) + ": " + by_text(lines);
+}
+
 }  // namespace heddle::detail

@@ -33,11 +33,13 @@ struct Slot {
   std::array<std::int64_t, 3> reached{};  ///< members of this process at each stage
   std::array<bool, 3> complete{};
   std::int64_t readers = 0;  ///< members of this process that read others' memory just now
+  bool is_travelling =
+      false;  ///< memory of this process's members is being sent to other processes
 
   /// What members of other processes laid open, once it has arrived here. `blocks` is by
   /// (place of the reader among this process's members) * G + source.
   struct Inbox {
-    std::vector<std::vector<std::byte>> storage;
+    std::vector<std::unique_ptr<std::byte[]>> storage;
     std::vector<std::span<const std::byte>> whole;
     std::vector<std::span<const std::byte>> blocks;
     std::vector<std::span<const std::byte>> outputs;
