@@ -280,7 +280,7 @@ std::int64_t OpCall::extent(const std::string& expression) const {
   const std::optional<std::int64_t> value = extent_value(expression, symbols_);
   if (!value || *value < 0) {
     refuse("an output has the extent " + expression +
-           (value ? " = " + std::to_string(*value) + ": must be >= 0" : ": must fit I64"));
+           (value ? " = " + std::to_string(*value) : "") + ": must be >= 0 and fit I64");
   }
   return *value;
 }
@@ -300,18 +300,22 @@ Tensor* OpCall::find_output(std::string_view name) {
   return found == outputs_.end() ? nullptr : &*found;
 }
 
+void with_workers(std::optional<std::int64_t> workers, const std::function<void()>& action) {
+  if (!workers) {
+    action();
+    return;
+  }
+  using oneapi::tbb::global_control;
+  // The control lets more workers come to life than there are cores, the arena takes as many.
+  const global_control most(global_control::max_allowed_parallelism,
+                            static_cast<std::size_t>(*workers));
+  oneapi::tbb::task_arena arena(static_cast<int>(*workers));
+  arena.execute(action);
+}
+
 std::vector<Tensor> run_op(const examples::TensorFile& file, const examples::Metadata& settings) {
   OpCall call(file, settings);
-  if (const std::optional<std::int64_t> threads = call.threads()) {
-    using oneapi::tbb::global_control;
-    // The control lets more workers come to life than there are cores, the arena takes as many.
-    const global_control most(global_control::max_allowed_parallelism,
-                              static_cast<std::size_t>(*threads));
-    oneapi::tbb::task_arena arena(static_cast<int>(*threads));
-    arena.execute([&] { call.op().compute(call); });
-  } else {
-    call.op().compute(call);
-  }
+  with_workers(call.threads(), [&] { call.op().compute(call); });
   return call.take_outputs();
 }
 

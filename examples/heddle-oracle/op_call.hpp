@@ -1,6 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <initializer_list>
 #include <list>
 #include <map>
 #include <optional>
@@ -8,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "heddle-oracle/op_spec.hpp"
@@ -137,6 +141,10 @@ class OpCall {
   std::list<Tensor> kept_;  // what views of widened tensors point to
   std::vector<Tensor> outputs_;
 };
+
+/// Runs `action` on that many oneTBB workers, more than there are cores included; without a number in
+/// the caller's arena.
+void with_workers(std::optional<std::int64_t> workers, const std::function<void()>& action);
 
 /// Runs an op: all checks, the computation on as many threads as it asks for, its outputs.
 [[nodiscard]] std::vector<Tensor> run_op(const examples::TensorFile& file,

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cmath>
 #include <cstddef>
-#include <limits>
 #include <ostream>
 #include <span>
 
@@ -19,7 +18,6 @@ using examples::Dtype;
 using examples::Shape;
 using examples::TensorView;
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::int64_t block = 4096;  // elements converted at a time: they stay in the first cache
 
 /// Elements [first, first + count) of a tensor as To.
@@ -262,7 +260,10 @@ TensorComparison compare_tensors(const TensorView& a, const TensorView& b, doubl
       result.failure = "integers differ, first at " + element_text(a.shape, found.at);
     }
   }
-  result.passed = result.failure.empty() && result.max_rel <= tolerance;
+  if (result.failure.empty() && !(result.max_rel <= tolerance)) {
+    result.failure = "max_rel above " + error_text(tolerance);
+  }
+  result.passed = result.failure.empty();
   return result;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iosfwd>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,7 +27,7 @@ struct TensorComparison {
   bool vacuous = false;  ///< b has no finite entry but zeros: the figures say nothing
   bool passed = false;
   bool measured = true;  ///< false where there is nothing to compare it with: no figure holds
-  std::string failure;   ///< why not, where it is not max_rel alone
+  std::string failure;   ///< why it has not passed
 };
 
 /// Compares in double; tensors of integers exactly, however large.

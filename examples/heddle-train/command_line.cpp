@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <map>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,8 +24,9 @@ namespace {
 
 using examples::UsageError;
 
-// The command line as it was read: what both modes share, each mode's own, and what needs more than
-// one device.
+constexpr std::int64_t most_threads = 4096;  // beyond any machine, within what an arena takes
+
+// The command line as it was read: what both modes share and each mode's own.
 struct CommandLine {
   TrainOptions train;
   ScoreOptions score;
@@ -34,16 +35,14 @@ struct CommandLine {
   std::optional<std::int64_t> pad_align;
   std::string pad_position = "end";
   std::string mesh;
-  std::string recipe;
-  std::string check_against;
-  bool explain = false;
+  std::string recipe = "tuned";
+  std::optional<std::string> check_against;
   int freeze_router = 0;
-  DtypeOption dtype = DtypeOption::f32;
+  std::string dtype = "f32";
   std::optional<std::int64_t> threads;
 
   std::vector<const CLI::Option*> of_training;
   std::vector<const CLI::Option*> of_scoring;
-  std::vector<const CLI::Option*> of_meshes;
 };
 
 // 4096, the least common multiple of the attention blocks, where that is below the budget; else about
@@ -56,6 +55,14 @@ std::int64_t default_pad_align(std::int64_t budget, std::int64_t segment_align) 
   return std::max(budget / 8 / segment_align * segment_align, segment_align);
 }
 
+void require_between(const char* option, std::int64_t value, std::int64_t lowest,
+                     std::int64_t highest) {
+  if (value < lowest || value > highest) {
+    throw UsageError(std::string(option) + " = " + std::to_string(value) + ": must be in [" +
+                     std::to_string(lowest) + ", " + std::to_string(highest) + "]");
+  }
+}
+
 void require_at_least(const char* option, std::int64_t value, std::int64_t lowest) {
   if (value < lowest) {
     throw UsageError(std::string(option) + " = " + std::to_string(value) +
@@ -63,26 +70,48 @@ void require_at_least(const char* option, std::int64_t value, std::int64_t lowes
   }
 }
 
-// The program's column of spec/packing.md 3.1: an alignment that could not take effect is refused.
+// The program's column of the packer's validation matrix: an alignment without effect is refused.
 std::int64_t checked_pad_align(const CommandLine& line) {
   const TrainOptions& train = line.train;
-  const std::int64_t by_default = default_pad_align(train.budget, train.segment_align);
-  if (!line.pad_align) {
-    return by_default;
-  }
-  const std::string what = "--pad-align = " + std::to_string(*line.pad_align) + ": ";
-  if (train.pad_position == packing::PadPosition::end) {
+  const bool moves = train.pad_position != packing::PadPosition::end;
+  const std::int64_t align =
+      line.pad_align.value_or(default_pad_align(train.budget, train.segment_align));
+  const std::string what = "--pad-align = " + std::to_string(align) + ": ";
+  if (line.pad_align && !moves) {
     throw UsageError(what + "has no effect with --pad-position=end");
   }
-  if (*line.pad_align < 1 || *line.pad_align % train.segment_align != 0) {
+  if (moves && (align < 1 || align % train.segment_align != 0)) {
     throw UsageError(what + "must be a positive multiple of --segment-align (" +
                      std::to_string(train.segment_align) + ")");
   }
-  if (*line.pad_align >= train.budget) {
+  if (line.pad_align && align >= train.budget) {
     throw UsageError(what + "must be below --budget (" + std::to_string(train.budget) +
                      "), or no row could move");
   }
-  return *line.pad_align;
+  return align;
+}
+
+DtypeOption dtype_named(const std::string& name) {
+  if (name == "f32") {
+    return DtypeOption::f32;
+  }
+  if (name == "f64") {
+    return DtypeOption::f64;
+  }
+  if (name == "bf16") {
+    return DtypeOption::bf16;
+  }
+  throw UsageError("--dtype = " + name + ": must be f32, f64 or bf16");
+}
+
+packing::PadPosition pad_position_named(const std::string& name) {
+  for (const packing::PadPosition position :
+       {packing::PadPosition::end, packing::PadPosition::start, packing::PadPosition::auto_}) {
+    if (packing::name(position) == name) {
+      return position;
+    }
+  }
+  throw UsageError("--pad-position = " + name + ": must be end, start or auto");
 }
 
 void check_training(CommandLine& line) {
@@ -91,8 +120,9 @@ void check_training(CommandLine& line) {
   require_at_least("--rollouts-per-step", train.rollouts_per_step, 1);
   require_at_least("--updates-per-step", train.updates_per_step, 1);
   require_at_least("--micro-batch", train.micro_batch.value_or(1), 1);
-  require_at_least("--budget", train.budget, 1);
-  require_at_least("--segment-align", train.segment_align, 1);
+  constexpr std::int64_t most_positions = std::numeric_limits<std::int32_t>::max();
+  require_between("--budget", train.budget, 1, most_positions);
+  require_between("--segment-align", train.segment_align, 1, most_positions);
   if (!std::isfinite(train.learning_rate) || train.learning_rate < 0) {
     throw UsageError("--learning-rate = " + error_text(train.learning_rate) +
                      ": must be >= 0 and finite");
@@ -100,9 +130,20 @@ void check_training(CommandLine& line) {
   if (train.dump_step && train.steps == 0) {
     throw UsageError("--dump-step: has no effect with --steps=0");
   }
-  train.pad_position = packing::pad_position(line.pad_position);
+  train.pad_position = pad_position_named(line.pad_position);
   train.pad_align = checked_pad_align(line);
-  train.freeze_router = line.freeze_router != 0;
+  if (line.recipe != "tuned" && line.recipe != "baseline") {
+    throw UsageError("--recipe = " + line.recipe + ": must be tuned or baseline");
+  }
+  if (line.check_against && *line.check_against != "single") {
+    throw UsageError("--check-against = " + *line.check_against + ": must be single");
+  }
+  train.check_against_single = line.check_against.has_value();
+  if (line.freeze_router != 0 && line.freeze_router != 1) {
+    throw UsageError("--freeze-router = " + std::to_string(line.freeze_router) +
+                     ": must be 0 or 1");
+  }
+  train.freeze_router = line.freeze_router == 1;
 }
 
 void refuse(const std::vector<const CLI::Option*>& options, const std::string& why) {
@@ -118,9 +159,9 @@ int run(CommandLine& line, const examples::Results& results) {
   if (mesh.devices() != 1) {
     throw UsageError("--mesh = " + to_string(mesh) + ": must be one device");
   }
-  refuse(line.of_meshes, "needs a mesh of more than one device");
-  require_at_least("--threads", line.threads.value_or(1), 1);
+  require_between("--threads", line.threads.value_or(1), 1, most_threads);
 
+  const DtypeOption dtype = dtype_named(line.dtype);
   std::function<void()> work;
   if (line.score_tokens) {
     refuse(line.of_training, "has no effect with --score");
@@ -129,7 +170,7 @@ int run(CommandLine& line, const examples::Results& results) {
     }
     line.score.tokens = *line.score_tokens;
     line.score.checkpoint = *line.checkpoint;
-    line.score.dtype = line.dtype;
+    line.score.dtype = dtype;
     work = [&] { score(line.score); };
   } else {
     refuse(line.of_scoring, "has no effect without --score");
@@ -137,7 +178,7 @@ int run(CommandLine& line, const examples::Results& results) {
       throw UsageError("ROLLOUTS is required");
     }
     line.train.checkpoint = line.checkpoint;
-    line.train.dtype = line.dtype;
+    line.train.dtype = dtype;
     check_training(line);
     work = [&] { train(line.train, results); };
   }
@@ -149,7 +190,7 @@ int run(CommandLine& line, const examples::Results& results) {
   namespace tbb = oneapi::tbb;
   const auto threads = static_cast<std::size_t>(*line.threads);
   const tbb::global_control control(tbb::global_control::max_allowed_parallelism, threads);
-  tbb::task_arena arena(static_cast<int>(std::min<std::size_t>(threads, 4096)));
+  tbb::task_arena arena(static_cast<int>(threads));
   arena.execute(work);
   return examples::exit_done;
 }
@@ -159,63 +200,67 @@ int run(CommandLine& line, const examples::Results& results) {
 examples::Action set_up(CLI::App& app, examples::Results& results) {
   const auto line = std::make_shared<CommandLine>();
   TrainOptions& train = line->train;
-  const auto for_training = [&](const CLI::Option* option) { line->of_training.push_back(option); };
-  const auto for_scoring = [&](const CLI::Option* option) { line->of_scoring.push_back(option); };
-  const auto for_meshes = [&](const CLI::Option* option) { line->of_meshes.push_back(option); };
+  const auto add = [&app](const char* name, auto& value, const char* type, const char* text) {
+    return app.add_option(name, value, text)->type_name(type);
+  };
+  const auto for_training = [&](const char* name, auto& value, const char* type, const char* text) {
+    CLI::Option* const option = add(name, value, type, text)->group("Training");
+    line->of_training.push_back(option);
+    return option;
+  };
 
-  for_training(app.add_option("ROLLOUTS", train.rollouts, "Rollouts, JSON lines"));
-  app.add_option("--checkpoint", line->checkpoint,
-                 "Folder of config.json and model.safetensors (a small model where absent)");
-  app.add_option("--dtype", line->dtype, "Storage of weights and activations: f32, f64 or bf16")
-      ->transform(CLI::Transformer(std::map<std::string, DtypeOption>{
-          {"f32", DtypeOption::f32}, {"f64", DtypeOption::f64}, {"bf16", DtypeOption::bf16}}))
-      ->default_str("f32");
-  app.add_option("--mesh", line->mesh, "Axes of the device mesh, fsdp=F,context=C,expert=X");
-  app.add_option("--threads", line->threads, "Worker threads (as many as there are cores)");
+  line->of_training.push_back(add("ROLLOUTS", train.rollouts, "FILE", "Rollouts, JSON lines"));
+  add("--checkpoint", line->checkpoint, "DIR",
+      "Model: config.json and model.safetensors (a small new one)");
+  add("--dtype", line->dtype, "f32|f64|bf16", "What weights and activations are stored in")
+      ->capture_default_str();
+  add("--mesh", line->mesh, "AXES", "Axes of the device mesh, fsdp=F,context=C,expert=X");
+  add("--threads", line->threads, "N", "Worker threads (one a core)");
 
-  for_training(app.add_option("--save", train.save, "New folder for the trained checkpoint"));
-  for_training(app.add_option("--steps", train.steps, "Steps")->capture_default_str());
-  for_training(app.add_option("--rollouts-per-step", train.rollouts_per_step,
-                              "Rollouts of a step at most, in whole groups")
-                   ->capture_default_str());
-  for_training(app.add_option("--updates-per-step", train.updates_per_step,
-                              "Updates under the old log-probs of the step's start")
-                   ->capture_default_str());
-  for_training(app.add_option("--micro-batch", train.micro_batch,
-                              "Rows whose gradients are formed at a time (all of a step)"));
-  for_training(app.add_option("--learning-rate", train.learning_rate, "Learning rate of AdamW")
-                   ->capture_default_str());
-  for_training(
-      app.add_option("--budget", train.budget, "Positions of a packed row")->capture_default_str());
-  for_training(
-      app.add_option("--segment-align", train.segment_align, "Documents start at multiples of this")
-          ->capture_default_str());
-  for_training(app.add_option("--pad-position", line->pad_position,
-                              "Where a row's padding goes: end, start or auto")
-                   ->capture_default_str());
-  for_training(app.add_option("--pad-align", line->pad_align,
-                              "Rows move by multiples of this (4096, or less in a short row)"));
-  for_training(app.add_option("--freeze-router", line->freeze_router,
-                              "1: the router is no trained parameter")
-                   ->check(CLI::IsMember({0, 1}))
-                   ->capture_default_str());
-  for_training(app.add_option("--seed", train.seed, "Seed of the small model's parameters")
-                   ->capture_default_str());
-  for_training(app.add_option("--dump-step", train.dump_step,
-                              "Safetensors file for all tensors of the first update"));
+  for_training("--save", train.save, "DIR", "New folder for the trained model");
+  for_training("--steps", train.steps, "N", "Steps")->capture_default_str();
+  for_training("--rollouts-per-step", train.rollouts_per_step, "N",
+               "Rollouts of a step at most, in whole groups")
+      ->capture_default_str();
+  for_training("--updates-per-step", train.updates_per_step, "U",
+               "Updates under the old log-probs of the step's start")
+      ->capture_default_str();
+  for_training("--micro-batch", train.micro_batch, "ROWS",
+               "Rows whose gradients are formed at a time (all of a step)");
+  for_training("--learning-rate", train.learning_rate, "R", "Learning rate of AdamW")
+      ->capture_default_str();
+  for_training("--budget", train.budget, "T", "Positions of a packed row")->capture_default_str();
+  for_training("--segment-align", train.segment_align, "A", "Documents start at multiples of this")
+      ->capture_default_str();
+  for_training("--pad-position", line->pad_position, "end|start|auto", "Where a row's padding goes")
+      ->capture_default_str();
+  for_training("--pad-align", line->pad_align, "A",
+               "Rows move by multiples of this (4096, less in short rows)");
+  for_training("--freeze-router", line->freeze_router, "0|1", "1: the router is not trained")
+      ->capture_default_str();
+  for_training("--seed", train.seed, "N", "Seed of a new model's parameters")
+      ->capture_default_str();
+  for_training("--recipe", line->recipe, "tuned|baseline",
+               "How kernels are sharded: the same on one device")
+      ->capture_default_str();
+  CLI::Option* const explain =
+      app.add_flag("--explain", train.explain, "Say what is computed by what, and what is sent");
+  line->of_training.push_back(explain->group("Training"));
+  for_training("--check-against", line->check_against, "single",
+               "Hold the first step against that of one device, bit for bit");
+  for_training("--dump-step", train.dump_step, "FILE",
+               "Write all tensors of the first update (safetensors)");
 
-  app.add_option("--score", line->score_tokens,
-                 "Score the token ids of this safetensors file instead of training");
-  for_scoring(app.add_option("--out", line->score.out, "Safetensors file for the scores"));
+  const auto for_scoring = [&](CLI::Option* option) {
+    line->of_scoring.push_back(option->group("Scoring"));
+  };
+  add("--score", line->score_tokens, "FILE", "Score these token ids (safetensors), do not train")
+      ->group("Scoring");
+  for_scoring(add("--out", line->score.out, "FILE", "Where the scores go (safetensors)"));
   for_scoring(app.add_flag("--gradients", line->score.gradients,
                            "Also the gradient of the mean negative log-prob"));
   for_scoring(app.add_flag("--logits", line->score.logits, "Also the logits"));
 
-  for_meshes(app.add_option("--recipe", line->recipe, "How kernels are sharded over a mesh"));
-  for_meshes(app.add_flag("--explain", line->explain, "Say what each device computes and sends"));
-  for_meshes(app.add_option("--check-against", line->check_against,
-                            "single: hold the mesh against one device")
-                 ->check(CLI::IsMember({"single"})));
   return [line, &results] { return run(*line, results); };
 }
 

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <algorithm>
+#include <concepts>
 #include <cstdint>
 #include <span>
-#include <vector>
+#include <string>
 
 #include "heddle-train/model.hpp"
 #include "heddle-train/model_experts.hpp"

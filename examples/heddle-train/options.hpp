@@ -29,6 +29,8 @@ struct TrainOptions {
   bool freeze_router = false;
   std::uint64_t seed = 0;
   std::optional<std::string> dump_step;
+  bool explain = false;
+  bool check_against_single = false;
   std::optional<std::int64_t> threads;  ///< oneTBB's own choice where absent
 };
 

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include <oneapi/tbb/parallel_pipeline.h>
 #include <oneapi/tbb/task_arena.h>
 
 #include "heddle-train/model.hpp"
-#include "heddle/core/error.hpp"
 #include "heddle/core/parallel.hpp"
 #include "heddle/core/scalar.hpp"
 
@@ -39,7 +39,7 @@ struct RowSlots {
 /// order     a sum over rows in row order, whatever the number of threads or of rows a call: rows in
 ///           several calls give the bits of one call
 /// memory    one set of activations and one gradient for each row at work: as many as threads
-/// throws    what the first failing row throws
+/// throws    what a row that fails throws, when no other is at work any more
 template <Storage S, class Cotangent, class Fold>
 void pass_rows(const Model<S>& model, std::span<const RowInputs> rows, RowSlots<S>& slots,
                std::span<AccumulatorOf<S>> gradient, const Cotangent& cotangent, const Fold& fold) {

@@ -1,14 +1,18 @@
 #include "heddle-train/train.hpp"
 
 #include <cstdint>
+#include <cstring>
 #include <iostream>
 #include <optional>
+#include <span>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "heddle-train/checkpoint.hpp"
 #include "heddle-train/dtype.hpp"
+#include "heddle-train/explain.hpp"
 #include "heddle-train/parameters.hpp"
 #include "heddle-train/step_plan.hpp"
 #include "heddle-train/step_printer.hpp"
@@ -39,11 +43,33 @@ packing::PackOptions pack_options(const TrainOptions& options) {
   return pack;
 }
 
+// Takes the step once more, row after row, as one device does, and fails where a parameter comes out
+// in other bits.
+template <Storage S>
+void check_against_single(const ParameterLayout& layout, const std::vector<AccumulatorOf<S>>& start,
+                          TrainerOptions options, StepRows<AccumulatorOf<S>>& rows,
+                          const std::vector<AccumulatorOf<S>>& updated) {
+  options.micro_batch = 1;
+  Trainer<S> single(layout, start, options);
+  static_cast<void>(single.step(
+      rows, [](std::int64_t) {}, nullptr));
+  for (const TensorPlace& place : layout.tensors()) {
+    std::vector<AccumulatorOf<S>> expected(static_cast<std::size_t>(place.size()));
+    std::vector<AccumulatorOf<S>> actual(expected.size());
+    gather(place, std::span(single.parameters()), std::span(expected));
+    gather(place, std::span(updated), std::span(actual));
+    if (std::memcmp(actual.data(), expected.data(), actual.size() * sizeof(actual[0])) != 0) {
+      throw std::runtime_error("--check-against single: after step 1 " + place.name +
+                               " is not that of one device");
+    }
+  }
+  std::cerr << "heddle-train: after step 1 every parameter is that of one device, bit for bit\n";
+}
+
 template <Storage S>
 void train_as(const TrainOptions& options, const examples::Results& results) {
   using A = AccumulatorOf<S>;
   const packing::PackOptions pack = pack_options(options);
-  packing::validate("heddle-train", pack);
   const std::vector<RolloutRecord> records = examples::read_rollouts(options.rollouts);
   require_trainable(records, options.budget, options.rollouts);
   StepPlan plan(records, options.rollouts_per_step);
@@ -54,14 +80,17 @@ void train_as(const TrainOptions& options, const examples::Results& results) {
   const ParameterLayout layout(model_dims(config));
   examples::require_vocabulary(records, layout.dims().vocab, options.rollouts);
   require_routing(records, layout.dims().layers, layout.dims().experts_per_token, options.rollouts);
-  Trainer<S> trainer(layout,
-                     options.checkpoint ? load_parameters<A>(*options.checkpoint, layout)
-                                        : initial_parameters<A>(layout, options.seed),
-                     {.adamw = {.learning_rate = options.learning_rate},
-                      .updates_per_step = options.updates_per_step,
-                      .micro_batch = options.micro_batch,
-                      .router = options.freeze_router ? moe::RouterTraining::frozen
-                                                      : moe::RouterTraining::trained});
+  const std::vector<A> start = options.checkpoint ? load_parameters<A>(*options.checkpoint, layout)
+                                                  : initial_parameters<A>(layout, options.seed);
+  const TrainerOptions trainer_options = {
+      .adamw = {.learning_rate = options.learning_rate},
+      .updates_per_step = options.updates_per_step,
+      .micro_batch = options.micro_batch,
+      .router = options.freeze_router ? moe::RouterTraining::frozen : moe::RouterTraining::trained};
+  Trainer<S> trainer(layout, start, trainer_options);
+  if (options.explain) {
+    explain(layout, sizeof(S), pack, results.json() ? std::cerr : results.out());
+  }
 
   StepPrinter printer(results);
   for (std::int64_t step = 1; step <= options.steps; ++step) {
@@ -75,6 +104,11 @@ void train_as(const TrainOptions& options, const examples::Results& results) {
       return trainer.step(
           rows, [&](std::int64_t done) { progress.update(done); }, dumps ? &dump : nullptr);
     }();
+    if (step == 1 && options.check_against_single) {
+      StepRows<A> again = pack_step<A>(records, StepPlan(records, options.rollouts_per_step).next(),
+                                       advantages, pack);
+      check_against_single<S>(layout, start, trainer_options, again, trainer.parameters());
+    }
     printer.print(step, report);
     if (dumps) {
       examples::write_safetensors(*options.dump_step, dump, {});

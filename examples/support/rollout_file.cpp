@@ -262,11 +262,11 @@ RolloutRecord parse_line(std::string_view text, const std::string& where) {
   }
 
   try {
-    packing::validate("", "", record.view(), std::numeric_limits<std::int64_t>::max());
+    packing::validate("", 0, record.view(), std::numeric_limits<std::int64_t>::max());
   } catch (const Error& error) {
-    // The item has no name here, so its arguments begin with the dot of ".completion_mask.size".
-    throw UsageError(where + ": " + error.argument().substr(1) + " = " + error.value() + ": " +
-                     error.rule());
+    // The line says which item it is, so "items[0].completion_mask.size" loses its first part.
+    throw UsageError(where + ": " + error.argument().substr(error.argument().find('.') + 1) +
+                     " = " + error.value() + ": " + error.rule());
   }
   return record;
 }

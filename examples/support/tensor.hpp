@@ -169,7 +169,7 @@ struct TensorView : TensorInfo {
   template <class T>
   [[nodiscard]] std::vector<T> converted() const {
     return with_type(dtype, [this](auto stored) {
-      const auto elements = values<decltype(stored)>();
+      const auto elements = this->template values<decltype(stored)>();
       std::vector<T> result(elements.size());
       for (std::size_t i = 0; i < result.size(); ++i) {
         result[i] = static_cast<T>(elements[i]);

@@ -35,6 +35,11 @@ TEST(Error, TextOfEachKindOfValue) {
   EXPECT_EQ(error_text(nullptr), "null");
 }
 
+TEST(Error, NamesOfElementsAndMembers) {
+  EXPECT_EQ(element_name("items", 3), "items[3]");
+  EXPECT_EQ(member_name("logits", "rows"), "logits.rows");
+}
+
 TEST(Error, RequirePassesWhatHolds) {
   EXPECT_NO_THROW(require(true, "a", "b", 1, "c"));
   EXPECT_THROW(require(false, "a", "b", 1, "c"), Error);

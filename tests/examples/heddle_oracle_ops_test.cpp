@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
+#include <oneapi/tbb/task_arena.h>
 
 #include "heddle-oracle/op_spec.hpp"
 #include "heddle/core/error.hpp"
@@ -427,10 +429,12 @@ TEST(OracleOps, OutputsFollowWhatIsGiven) {
 TEST(OracleOps, OutputsHaveExtentsThatCanBe) {
   Case input = gdn_case();
   input["conv_weight"] = Tensor("conv_weight", Dtype::f32, {14, 0});
-  EXPECT_EQ(refusal(input), "an output has the extent K - 1 = -1: must be >= 0");
+  EXPECT_EQ(refusal(input), "an output has the extent K - 1 = -1: must be >= 0 and fit I64");
   input.attributes = {{"op", "moe.route"}, {"top_k", "3"}};
   input.tensors = {Tensor("router_logits", Dtype::f32, {std::int64_t{1} << 62, 0})};
-  EXPECT_EQ(refusal(input), "an output has the extent T*K: must fit I64");
+  EXPECT_EQ(kernel_refusal(input),
+            "Tensor: expert_ids = [4611686018427387904, 3]: must have extents >= 0 and a number of "
+            "elements that fits I64");
 }
 
 TEST(OracleOps, SharedWeightsComeTogether) {
@@ -474,6 +478,20 @@ TEST(OracleOps, AStateBelongsToTheFirstDocumentUnlessToldOtherwise) {
   EXPECT_EQ(values<float>(run(input), "o"),
             values<float>(run(input, {{"initial_segment", "1"}}), "o"))
       << "without ids every token is of document 1";
+}
+
+TEST(OracleOps, AnOpHasAsManyWorkersAsItAsksFor) {
+  using oneapi::tbb::this_task_arena::max_concurrency;
+  const int usual = max_concurrency();
+  for (const int workers : {1, 3, 19}) {
+    int found = 0;
+    with_workers(workers, [&] { found = max_concurrency(); });
+    EXPECT_EQ(found, workers);
+  }
+  int found = 0;
+  with_workers(std::nullopt, [&] { found = max_concurrency(); });
+  EXPECT_EQ(found, usual);
+  EXPECT_EQ(values<std::int64_t>(run(tiles_case(), {{"threads", "2"}}), "tiles"), (Counts{3, 7}));
 }
 
 TEST(OracleOps, ResultsDoNotDependOnThreads) {

@@ -11,6 +11,7 @@
 
 #include "heddle-pack/row_report.hpp"
 #include "support/json_text.hpp"
+#include "support/rollout_file.hpp"
 #include "support/run_command.hpp"
 #include "support/safetensors.hpp"
 #include "support/scratch_folder.hpp"
@@ -19,7 +20,8 @@
 // packer (21, 22, 32), pad_align lost while the position passes (29) or taken from the segment alignment (30);
 // another default of pad_align or of the blocks; a table whose rows are numbered within their chunk; positions
 // of the table without the shift; tiles counted from the shifted row, or the saving against another rank; OUT
-// left behind by a call that was refused; --json mixed with other lines.
+// left behind by a call that was refused, or written over the rollouts; an item named by its index and not by
+// its line; --json mixed with other lines.
 
 namespace heddle::pack {
 namespace {
@@ -312,6 +314,8 @@ TEST(HeddlePack, RefusesWithOneLineAndLeavesNothingBehind) {
     std::vector<std::string> options;
     std::string line;
   };
+  const ScratchFolder scratch;
+  const std::string input = scratch.write("in.jsonl", rollouts_of_lengths({5, 70})).string();
   const std::vector<Case> cases{
       {{"--budget=0"}, "--budget = 0: must be >= 1"},
       {{"--pack-size=0"}, "--pack-size = 0: must be >= 1"},
@@ -334,10 +338,8 @@ TEST(HeddlePack, RefusesWithOneLineAndLeavesNothingBehind) {
       {{"--forward-blocks=16"}, "--forward-blocks = 16: must be QxK, two numbers >= 1"},
       {{"--forward-blocks=16x0"}, "--forward-blocks = 16x0: must be QxK, two numbers >= 1"},
       {{"--backward-blocks=16x8y"}, "--backward-blocks = 16x8y: must be QxK, two numbers >= 1"},
-      {{"--budget=64"}, "packing::plan: items[1].length = 70: must not exceed options.budget (64)"},
+      {{"--budget=64"}, input + ":2: the rollout has 70 tokens: must not exceed --budget (64)"},
   };
-  const ScratchFolder scratch;
-  const std::string input = scratch.write("in.jsonl", rollouts_of_lengths({5, 70})).string();
   const std::string out = (scratch / "out.safetensors").string();
   for (const Case& refused : cases) {
     std::vector<std::string> arguments{input, out};
@@ -368,13 +370,26 @@ TEST(HeddlePack, RefusesFilesItCannotUse) {
   refused({input, out, "--svg", scratch.path().string()});
   EXPECT_NE(refused({input, out, "--svg", out}).find("must be another file than OUT"),
             std::string::npos);
-  const std::string mixed = scratch
-                                .write("mixed.jsonl",
-                                       "{\"prompt_ids\":[1],\"completion_ids\":[2],\"returns\":1}\n"
-                                       "{\"prompt_ids\":[1],\"completion_ids\":[2]}\n")
-                                .string();
-  EXPECT_NE(refused({mixed, out}).find("items[1].returns = null: must be given for every item"),
-            std::string::npos);
+  // Under another name too.
+  const std::string link = (scratch / "link").string();
+  fs::create_hard_link(input, link);
+  for (const std::string& name : {input, link}) {
+    const std::string lost = name + ": is the file of rollouts, which would be lost\n";
+    EXPECT_EQ(refused({input, name}), "heddle-pack: " + lost);
+    EXPECT_EQ(refused({input, out, "--svg", name}), "heddle-pack: " + lost);
+  }
+  EXPECT_EQ(examples::read_rollouts(input).size(), 2U);
+  const std::string mixed =
+      scratch
+          .write("mixed.jsonl",
+                 "\n{\"prompt_ids\":[1],\"completion_ids\":[2],\"returns\":1}\n"
+                 "{\"prompt_ids\":[1],\"completion_ids\":[2]}\n")
+          .string();
+  EXPECT_EQ(
+      refused({mixed, out}),
+      "heddle-pack: " + mixed +
+          ":3: returns = null: must be given for every item of a chunk that has tokens, or for "
+          "none\n");
   // Also where chance puts those with and those without it into chunks of their own.
   refused({mixed, out, "--max-segments=1"});
 }

@@ -388,9 +388,10 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
   expect_refused({rollouts, "--rollouts-per-step", "0"}, "--rollouts-per-step = 0: must be >= 1");
   expect_refused({rollouts, "--updates-per-step", "0"}, "--updates-per-step = 0: must be >= 1");
   expect_refused({rollouts, "--micro-batch", "0"}, "--micro-batch = 0: must be >= 1");
-  expect_refused({rollouts, "--budget", "0"}, "--budget = 0: must be >= 1");
-  expect_refused({rollouts, "--segment-align", "0"}, "--segment-align = 0: must be >= 1");
-  expect_refused({rollouts, "--threads", "0"}, "--threads = 0: must be >= 1");
+  expect_refused({rollouts, "--budget", "0"}, "--budget = 0: must be in [1, 2147483647]");
+  expect_refused({rollouts, "--segment-align", "0"},
+                 "--segment-align = 0: must be in [1, 2147483647]");
+  expect_refused({rollouts, "--threads", "0"}, "--threads = 0: must be in [1, 4096]");
   expect_refused({rollouts, "--learning-rate", "nan"},
                  "--learning-rate = nan: must be >= 0 and finite");
   expect_refused({rollouts, "--steps", "0", "--dump-step", out},
@@ -401,21 +402,25 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
                  "--pad-align = 24: must be a positive multiple of --segment-align (16)");
   expect_refused({rollouts, "--pad-position", "start", "--pad-align", "2048"},
                  "--pad-align = 2048: must be below --budget (2048), or no row could move");
+  expect_refused({rollouts, "--pad-position", "start", "--budget", "8192", "--segment-align", "48"},
+                 "--pad-align = 4096: must be a positive multiple of --segment-align (48)");
   expect_refused({rollouts, "--mesh", "fsdp=2,context=2"},
                  "--mesh = fsdp=2,context=2,expert=1: must be one device");
   expect_refused({rollouts, "--mesh", "tensor=2"},
                  "parse_axes: mesh = tensor=2: axes are fsdp, context and expert");
-  for (const Words& option :
-       {Words{"--recipe", "tuned"}, Words{"--explain"}, Words{"--check-against", "single"}}) {
-    expect_refused(Words{rollouts} + option, option[0] + ": needs a mesh of more than one device");
-  }
+  expect_refused({rollouts, "--recipe", "fast"}, "--recipe = fast: must be tuned or baseline");
+  expect_refused({rollouts, "--check-against", "double"},
+                 "--check-against = double: must be single");
   expect_refused({rollouts, "--logits"}, "--logits: has no effect without --score");
   expect_refused({"--score", rollouts, "--out", out}, "--score needs --out and --checkpoint");
   expect_refused({"--score", rollouts, "--out", out, "--checkpoint", folder, "--steps", "2"},
                  "--steps: has no effect with --score");
+  expect_refused({rollouts, "--dtype", "f16"}, "--dtype = f16: must be f32, f64 or bf16");
+  expect_refused({rollouts, "--freeze-router", "2"}, "--freeze-router = 2: must be 0 or 1");
+  expect_refused({rollouts, "--pad-position", "middle"},
+                 "--pad-position = middle: must be end, start or auto");
   for (const Words& wrong :
-       {Words{"--dtype", "f16"}, Words{"--freeze-router", "2"}, Words{"--pad-position", "middle"},
-        Words{"--no-such-option"}, Words{"--check-against", "double"}}) {
+       {Words{"--no-such-option"}, Words{"surplus"}, Words{"--steps", "many"}, Words{"--save"}}) {
     const test::CommandResult ended = run(Words{rollouts} + wrong);
     EXPECT_EQ(ended.status, 2) << wrong[0];
     EXPECT_EQ(ended.out, "");
@@ -424,6 +429,24 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
   EXPECT_EQ(run({rollouts, "--checkpoint", folder, "--steps", "1", "--mesh", "context=1"}).status,
             0);
   EXPECT_TRUE(scratch.names().empty());
+}
+
+TEST(HeddleTrainProgram, OneDeviceIsAMeshToo) {
+  const Words train = {rollouts, "--checkpoint", folder, "--steps", "1", "--budget", "40"};
+  const Words mesh = {"--mesh",    "fsdp=1,context=1,expert=1", "--recipe", "baseline",
+                      "--explain", "--check-against",           "single"};
+  const test::CommandResult ended = run(train + mesh);
+  EXPECT_EQ(ended.status, 0);
+  EXPECT_EQ(ended.err,
+            "heddle-train: after step 1 every parameter is that of one device, bit for bit\n");
+  for (const char* part : {"180080 parameters of 4 bytes", "40 positions, padding at the end",
+                           "moe::reference, 8 experts", "step"}) {
+    EXPECT_NE(ended.out.find(part), std::string::npos) << part;
+  }
+  // With --json nothing but objects is on standard output.
+  const test::CommandResult json = run(train + mesh + Words{"--json"});
+  EXPECT_EQ(json_lines(json.out).size(), 1U);
+  EXPECT_NE(json.err.find("180080 parameters"), std::string::npos);
 }
 
 TEST(HeddleTrainProgram, RefusesOutputPathsBeforeItTrains) {

@@ -49,7 +49,7 @@ const Ids rows[] = {
     {5, 5, 2, 2, 2, 5, 5},
     {5, 5, 0, 2, 0, 2, 2, 0, 0},
     {5, 0, 0, 0},
-    {-1, 5, -1, 5},
+    {0, 5, 0, 5},
 };
 
 TEST(GdnReferenceDecode, GivesThePrefillsBits) {

@@ -699,7 +699,7 @@ TEST(GdnReference, KeyHeadsMoveWithTheirValueHeads) {
 }
 
 TEST(GdnReference, NoTokenPassesEverythingThrough) {
-  for (const Ids& ids : {Ids{}, Ids{0, 0, 0}, Ids{-1}}) {
+  for (const Ids& ids : {Ids{}, Ids{0, 0, 0}, Ids{0}}) {
     for (const std::int32_t initial : {0, 5}) {
       Problem<double> p = random_problem(small, ids, 73, Given::everything);
       p.options.initial_segment = initial;

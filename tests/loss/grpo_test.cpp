@@ -537,6 +537,10 @@ TEST(LossGrpo, WrongMasksAndCountsAreRefused) {
               (void)loss::count_mask(Mask{0, 1}, Ids{0, 0});
             }),
             "loss::count_mask: mask[1] = 1: must be 0 where segment_ids is 0 (padding)");
+  EXPECT_EQ(thrown_text<heddle::Error>([] {
+              (void)loss::count_mask(Mask{1, 0}, Ids{1, -1});
+            }),
+            "loss::count_mask: segment_ids[1] = -1: must be >= 0");
   Values weights(2, -77.0);
   Values short_weights(1, -77.0);
   const auto refusal = [&](const loss::MaskCounts& step, Values& out) {

@@ -323,7 +323,7 @@ TEST(AttentionTiles, EqualTheDefinitionForAnySizesLayoutsAndIds) {
 
 TEST(AttentionTiles, ShiftMovesTheRow) {
   test::Random random(8);
-  for (int trial = 0; trial < 50; ++trial) {
+  for (int trial = 0; trial < 200; ++trial) {
     const std::int64_t tokens = 96;
     const RandomRow row(random, tokens);
     const std::int64_t trailing = tokens - used_positions(row.segments);

@@ -116,6 +116,11 @@ TEST(BatchAssembler, LengthsMustFitARowTogether) {
   config = job(PadPosition::end, 300, 4096);
   config.max_response_length = -2;
   EXPECT_EQ(refusal(config), where + "config.max_response_length = -2: must be >= 0");
+  config.max_response_length = 0;
+  EXPECT_EQ(refusal(config), accepted) << "prompts alone";
+  config.max_prompt_length = 0;
+  EXPECT_EQ(refusal(config),
+            where + "config.max_prompt_length + max_response_length = 0: must be >= 1");
   config = job(PadPosition::end, 300, 4096);
   config.items_per_update = 0;
   EXPECT_EQ(refusal(config), where + "config.items_per_update = 0: must be >= 1");

@@ -1,5 +1,6 @@
 #include "heddle/packing/pack.hpp"
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -180,19 +181,27 @@ TEST(Pack, BatchIsTheSameAsChunkAfterChunk) {
 
 TEST(Pack, EndIsByteIdenticalForEveryPadAlign) {
   test::Random random(42);
-  for (const std::int64_t segment_align : {48, 64, 1}) {
-    const auto owned = test::random_items(
-        random, {.count = 12, .longest = 300, .all_fields = true, .layers = 2, .top_k = 2});
+  for (int trial = 0; trial < 210; ++trial) {
+    const std::int64_t segment_align =
+        std::array{48, 64, 1}.at(static_cast<std::size_t>(trial % 3));
+    const std::int64_t longest = random.integer(1, 300);
+    const auto owned = test::random_items(random, {.count = random.integer(0, 12),
+                                                   .longest = longest,
+                                                   .all_fields = random.chance(0.5),
+                                                   .layers = 2,
+                                                   .top_k = 2});
     const auto items = test::views(owned);
-    PackOptions options{
-        .budget = 500, .pack_size = 2, .segment_align_multiple = segment_align, .pad_id = -9};
+    PackOptions options{.budget = random.integer(longest, 500),
+                        .pack_size = 2,
+                        .segment_align_multiple = segment_align,
+                        .pad_id = -9};
     const Recorded expected = record(items, options);
     for (const std::int64_t align :
          {std::int64_t{0}, std::int64_t{-5}, std::int64_t{1}, std::int64_t{48}, std::int64_t{77},
           std::int64_t{500}, std::numeric_limits<std::int64_t>::max()}) {
       options.pad_align = align;
       const Recorded found = record(items, options);
-      EXPECT_EQ(found.bytes, expected.bytes) << "pad_align " << align;
+      EXPECT_EQ(found.bytes, expected.bytes) << "trial " << trial << ", pad_align " << align;
       EXPECT_EQ(found.segments, expected.segments);
     }
   }

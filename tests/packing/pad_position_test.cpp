@@ -159,5 +159,11 @@ TEST(PadPosition, RefusesAnAlignmentThatMovesNothing) {
             "packing::start_shift: pad_align = 0: must be >= 1");
 }
 
+TEST(PadPosition, RefusesARowThatHasBeenMoved) {
+  EXPECT_EQ(test::thrown_text<Error>(
+                [] { static_cast<void>(start_shift({.tokens = 8, .shift = 4}, 4)); }),
+            "packing::start_shift: row.shift = 4: must be 0");
+}
+
 }  // namespace
 }  // namespace heddle::packing

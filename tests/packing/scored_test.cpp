@@ -1,6 +1,7 @@
 #include "heddle/packing/scored.hpp"
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <numeric>
@@ -67,20 +68,37 @@ TEST(Scored, PositionsBreakDocumentsThatShareAnId) {
 TEST(Scored, NoTokensAndWrongLengths) {
   scored({}, {}, {});
   effective_mask({}, {}, {}, {});
-  std::vector<std::uint8_t> out(2);
-  std::vector<float> two(2);
-  const std::vector<std::int32_t> three(3, 1);
+  // Sizes that the compiler does not see through: it would warn of what the refusal prevents.
+  const std::size_t size = ids.size() / 8;
+  const std::vector<std::int32_t> three(size, 1);
+  const std::vector<std::int32_t> two_ids(size - 1);
+  std::vector<std::uint8_t> out(size - 1);
+  std::vector<float> two(size - 1);
   const auto text = [](auto action) { return test::thrown_text<Error>(action); };
-  EXPECT_EQ(text([&] { scored(three, std::vector<std::int32_t>(2), out); }),
+  EXPECT_EQ(text([&] { scored(three, two_ids, out); }),
             "packing::scored: segment_positions.size = 2: must equal segment_ids.size (3)");
   EXPECT_EQ(text([&] { scored(three, three, out); }),
             "packing::scored: scored_tokens.size = 2: must equal segment_ids.size (3)");
   EXPECT_EQ(text([&] { effective_mask(three, three, two, two); }),
             "packing::effective_mask: completion_mask.size = 2: must equal segment_ids.size (3)");
-  EXPECT_EQ(text([&] { effective_mask(three, std::vector<std::int32_t>(1), two, two); }),
-            "packing::effective_mask: segment_positions.size = 1: must equal segment_ids.size (3)");
-  EXPECT_EQ(text([&] { effective_mask(three, three, std::vector<float>(3), two); }),
+  EXPECT_EQ(text([&] { effective_mask(three, two_ids, two, two); }),
+            "packing::effective_mask: segment_positions.size = 2: must equal segment_ids.size (3)");
+  EXPECT_EQ(text([&] { effective_mask(three, three, std::vector<float>(size), two); }),
             "packing::effective_mask: effective.size = 2: must equal segment_ids.size (3)");
+}
+
+TEST(Scored, NegativeIdsAreRefusedBeforeAnythingIsWritten) {
+  const std::vector<std::int32_t> negative{1, -2};
+  const std::vector<std::int32_t> counted{0, 1};
+  std::vector<std::uint8_t> out(2, 7);
+  const std::vector<float> mask(2, 1.0F);
+  std::vector<float> effective(2, 7.0F);
+  EXPECT_EQ(test::thrown_text<Error>([&] { scored(negative, counted, out); }),
+            "packing::scored: segment_ids[1] = -2: must be >= 0");
+  EXPECT_EQ(test::thrown_text<Error>([&] { effective_mask(negative, counted, mask, effective); }),
+            "packing::effective_mask: segment_ids[1] = -2: must be >= 0");
+  EXPECT_EQ(out, (std::vector<std::uint8_t>{7, 7}));
+  EXPECT_EQ(effective, (std::vector<float>{7, 7}));
 }
 
 }  // namespace

@@ -93,4 +93,11 @@ template <std::integral Index>
   return std::string(name) + "[" + std::to_string(index) + "]";
 }
 
+/// "name.member", the argument text of a property.
+[[nodiscard]] inline std::string member_name(std::string_view name, std::string_view member) {
+  std::string text(name);
+  text.append(1, '.').append(member);
+  return text;
+}
+
 }  // namespace heddle

@@ -120,11 +120,10 @@ template <class T>
 void require_shape(std::string_view where, std::string_view argument, MatrixView<T> view,
                    std::string_view rows_name, std::int64_t rows, std::string_view cols_name,
                    std::int64_t cols) {
-  const std::string name(argument);
-  require_equal(where, name + ".rows", view.rows(), rows_name, rows);
-  require_equal(where, name + ".cols", view.cols(), cols_name, cols);
+  require_equal(where, member_name(argument, "rows"), view.rows(), rows_name, rows);
+  require_equal(where, member_name(argument, "cols"), view.cols(), cols_name, cols);
   if (view.stride() < cols) {
-    fail(where, name + ".stride", view.stride(),
+    fail(where, member_name(argument, "stride"), view.stride(),
          "must be at least its cols (" + std::to_string(cols) + ")");
   }
   if (view.is_null() && rows > 0 && cols > 0) {
@@ -136,7 +135,7 @@ void require_shape(std::string_view where, std::string_view argument, MatrixView
 template <class T>
 void require_length(std::string_view where, std::string_view argument, std::span<T> values,
                     std::string_view length_name, std::int64_t length) {
-  require_equal(where, std::string(argument) + ".size", values.size(), length_name, length);
+  require_equal(where, member_name(argument, "size"), values.size(), length_name, length);
 }
 
 }  // namespace heddle

@@ -125,11 +125,14 @@ struct MaskCounts {
 
 namespace detail {
 
-/// Refuses a mask over padding, where there is no token to weigh.
+/// Refuses negative segment ids, and a mask over padding, where there is no token to weigh.
 inline void require_valid_mask(std::string_view where, std::span<const std::uint8_t> mask,
                                std::span<const std::int32_t> segment_ids) {
   require_equal(where, "segment_ids.size", segment_ids.size(), "mask.size", mask.size());
   for (std::size_t t = 0; t < mask.size(); ++t) {
+    if (segment_ids[t] < 0) [[unlikely]] {
+      fail(where, element_name("segment_ids", t), segment_ids[t], "must be >= 0");
+    }
     if (mask[t] != 0 && segment_ids[t] == 0) [[unlikely]] {
       fail(where, element_name("mask", t), mask[t], "must be 0 where segment_ids is 0 (padding)");
     }
@@ -153,7 +156,7 @@ inline void require_valid_mask(std::string_view where, std::span<const std::uint
 /// What one row's mask counts; a step's counts are the sum over its rows.
 ///
 /// shapes    mask, segment_ids: one row, [tokens]; segment 0 is padding
-/// throws    Error for lengths that differ, a mask over padding
+/// throws    Error for lengths that differ, a negative segment id, a mask over padding
 [[nodiscard]] inline MaskCounts count_mask(std::span<const std::uint8_t> mask,
                                            std::span<const std::int32_t> segment_ids) {
   detail::require_valid_mask("loss::count_mask", mask, segment_ids);
@@ -170,7 +173,8 @@ inline void require_valid_mask(std::string_view where, std::span<const std::uint
 /// shapes    mask, segment_ids, weights: one row, [tokens]
 /// writes    all of weights, 0 off the mask
 /// specials  nothing masked in: all 0, never 0 / 0
-/// throws    Error for lengths that differ, a mask over padding, counts below the row's own, options
+/// throws    Error for lengths that differ, a negative segment id, a mask over padding, counts below the
+///           row's own, options
 /// source    spec/head.md 8
 inline void token_weights(const GrpoOptions& options, const MaskCounts& step,
                           std::span<const std::uint8_t> mask,
@@ -339,8 +343,8 @@ void require_valid(std::string_view where, const GrpoOptions& options,
 ///           log-ratio, and 10 of a segment's mean, no gradient; low_var_kl overflows float beyond
 ///           d = -88.7 unless kl_clip bounds value and gradient
 /// order     tokens ascending
-/// throws    Error for lengths that differ, ref_logps missing where there is a KL term, a mask over
-///           padding, options
+/// throws    Error for lengths that differ, ref_logps missing where there is a KL term, a negative
+///           segment id, a mask over padding, options
 /// source    spec/head.md 8
 template <Accumulator A>
 GrpoLoss grpo(const GrpoOptions& options, const GrpoInputs<A>& inputs, std::span<A> d_logps) {

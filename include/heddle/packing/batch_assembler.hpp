@@ -52,7 +52,7 @@ inline constexpr std::int64_t default_pad_align = PackOptions{}.pad_align;
 ///   `start` or `auto`, finite expert capacity with routed padding: leading padding comes first in token
 ///       order and would drive real tokens out
 ///
-/// throws    Error as above, and for lengths < 1 in sum, < 0 each, items_per_update < 1
+/// throws    Error as above, and for lengths < 0, lengths that are 0 both, items_per_update < 1
 /// source    seed 0 (tunix#2913) for the refusals but the last; spec/packing.md 2.3, 3.1
 inline void validate(std::string_view where, const BatchAssemblerConfig& config) {
   const PackOptions& options = config.pack;
@@ -63,9 +63,11 @@ inline void validate(std::string_view where, const BatchAssemblerConfig& config)
           config.max_prompt_length, "must be >= 0");
   require(config.max_response_length >= 0, where, "config.max_response_length",
           config.max_response_length, "must be >= 0");
+  constexpr std::string_view both = "config.max_prompt_length + max_response_length";
+  require(config.max_prompt_length > 0 || config.max_response_length > 0, where, both, 0,
+          "must be >= 1");
   if (config.max_prompt_length > options.budget - config.max_response_length) {
-    fail(where, "config.max_prompt_length + max_response_length",
-         config.max_prompt_length + config.max_response_length,
+    fail(where, both, config.max_prompt_length + config.max_response_length,
          "must not exceed options.budget (" + std::to_string(options.budget) + ")");
   }
   if (options.pad_position == PadPosition::end) {

@@ -43,10 +43,12 @@ enum class PadPosition {
 /// padding. Trailing padding is what lies behind the last token: alignment gaps do not count, nor
 /// does the alignment that a next segment would need. Rows without tokens do not move.
 ///
-/// specials  pad_align >= 1; row.shift must be 0
+/// throws    Error for pad_align < 1 and for a row that has been moved already
 /// source    seed 0 (tunix#2913); spec/packing.md 3
 [[nodiscard]] inline std::int64_t start_shift(const PlacedRow& row, std::int64_t pad_align) {
-  require(pad_align >= 1, "packing::start_shift", "pad_align", pad_align, "must be >= 1");
+  constexpr const char* where = "packing::start_shift";
+  require(pad_align >= 1, where, "pad_align", pad_align, "must be >= 1");
+  require(row.shift == 0, where, "row.shift", row.shift, "must be 0");
   if (row.segments.empty()) {
     return 0;
   }
@@ -58,6 +60,7 @@ enum class PadPosition {
 /// padding, that minimises AttentionTiles::busiest_cost() under TileRule::pad_aware. 0 is one of them.
 ///
 /// cost      trailing / pad_align + 1 counts of both phases' tiles
+/// throws    as start_shift and count_attention_tiles
 /// source    spec/packing.md 8 (P-17)
 [[nodiscard]] inline std::int64_t auto_shift(const PlacedRow& row, std::int64_t pad_align,
                                              const AttentionShards& shards) {

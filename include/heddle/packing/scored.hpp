@@ -3,11 +3,29 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
 
 #include "heddle/core/error.hpp"
 #include "heddle/core/view.hpp"
 
 namespace heddle::packing {
+
+namespace detail {
+
+/// A token that has a predecessor in its own document.
+[[nodiscard]] constexpr bool is_scored(std::int32_t segment_id, std::int32_t segment_position) {
+  return segment_id > 0 && segment_position > 0;
+}
+
+inline void require_segment_ids(std::string_view where, std::span<const std::int32_t> segment_ids) {
+  for (std::size_t t = 0; t < segment_ids.size(); ++t) {
+    if (segment_ids[t] < 0) [[unlikely]] {
+      fail(where, element_name("segment_ids", t), segment_ids[t], "must be >= 0");
+    }
+  }
+}
+
+}  // namespace detail
 
 /// Which tokens of a row have a predecessor in their own document, and so a log-prob at all:
 ///   scored[t] = segment_ids[t] > 0 and segment_positions[t] > 0
@@ -17,7 +35,7 @@ namespace heddle::packing {
 /// shapes    segment_ids, segment_positions, scored [T], in sequence order (permute for context
 ///           parallelism afterwards: there index t - 1 is no predecessor at chunk edges)
 /// writes    all of scored, 0 or 1
-/// throws    Error for lengths that differ
+/// throws    Error for lengths that differ, a negative segment id
 /// source    spec/packing.md 5.1 (P-9)
 inline void scored(std::span<const std::int32_t> segment_ids,
                    std::span<const std::int32_t> segment_positions,
@@ -26,8 +44,9 @@ inline void scored(std::span<const std::int32_t> segment_ids,
   const auto tokens = static_cast<std::int64_t>(segment_ids.size());
   require_length(where, "segment_positions", segment_positions, "segment_ids.size", tokens);
   require_length(where, "scored_tokens", scored_tokens, "segment_ids.size", tokens);
+  detail::require_segment_ids(where, segment_ids);
   for (std::size_t t = 0; t < segment_ids.size(); ++t) {
-    scored_tokens[t] = segment_ids[t] > 0 && segment_positions[t] > 0 ? 1 : 0;
+    scored_tokens[t] = detail::is_scored(segment_ids[t], segment_positions[t]) ? 1 : 0;
   }
 }
 
@@ -36,7 +55,7 @@ inline void scored(std::span<const std::int32_t> segment_ids,
 ///
 /// shapes    all [T]; alias: effective may be completion_mask
 /// writes    all of effective
-/// throws    Error for lengths that differ
+/// throws    Error for lengths that differ, a negative segment id
 /// source    spec/packing.md 5.1 (P-10)
 inline void effective_mask(std::span<const std::int32_t> segment_ids,
                            std::span<const std::int32_t> segment_positions,
@@ -46,8 +65,9 @@ inline void effective_mask(std::span<const std::int32_t> segment_ids,
   require_length(where, "segment_positions", segment_positions, "segment_ids.size", tokens);
   require_length(where, "completion_mask", completion_mask, "segment_ids.size", tokens);
   require_length(where, "effective", effective, "segment_ids.size", tokens);
+  detail::require_segment_ids(where, segment_ids);
   for (std::size_t t = 0; t < segment_ids.size(); ++t) {
-    effective[t] = segment_ids[t] > 0 && segment_positions[t] > 0 ? completion_mask[t] : 0.0F;
+    effective[t] = detail::is_scored(segment_ids[t], segment_positions[t]) ? completion_mask[t] : 0;
   }
 }
 
