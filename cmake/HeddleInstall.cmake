@@ -8,6 +8,13 @@ install(TARGETS heddle EXPORT heddle-targets
   FILE_SET texts DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 install(EXPORT heddle-targets NAMESPACE heddle:: DESTINATION "${heddle_package_dir}")
 
+# Apart, so that who asks for no MPI needs none.
+if(HEDDLE_WITH_MPI)
+  install(TARGETS heddle_mpi EXPORT heddle-mpi-targets
+    FILE_SET mpi_headers DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+  install(EXPORT heddle-mpi-targets NAMESPACE heddle:: DESTINATION "${heddle_package_dir}")
+endif()
+
 configure_package_config_file(cmake/heddle-config.cmake.in
   "${CMAKE_CURRENT_BINARY_DIR}/heddle-config.cmake"
   INSTALL_DESTINATION "${heddle_package_dir}")

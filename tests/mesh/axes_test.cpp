@@ -19,7 +19,8 @@ std::string refusal(std::string_view text) {
 }
 
 TEST(Axes, ReadsNamedSizesInAnyOrderAndDefaultsToOne) {
-  EXPECT_EQ(parse_axes("fsdp=2,context=4,expert=3"), (MeshAxes{2, 4, 3}));
+  EXPECT_EQ(parse_axes("fsdp=2,context=4,expert=3"),
+            (MeshAxes{.fsdp = 2, .context = 4, .expert = 3}));
   EXPECT_EQ(parse_axes("expert=3,fsdp=2"), (MeshAxes{.fsdp = 2, .expert = 3}));
   EXPECT_EQ(parse_axes(""), MeshAxes{});
 }

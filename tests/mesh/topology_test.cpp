@@ -61,6 +61,27 @@ TEST(Topology, RefusesWhatIsNotThere) {
   EXPECT_THROW(static_cast<void>(benchmark_mesh.id({.fsdp = 32})), Error);
 }
 
+TEST(Topology, ANumberOfDevicesMustBeTheProduct) {
+  const MeshAxes axes{.fsdp = 32, .context = 4, .expert = 2};
+  EXPECT_EQ(Topology(axes, 256).devices(), 256);
+  try {
+    const Topology mesh(axes, 512);
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "Topology: devices = 512: must equal the product of fsdp=32,context=4,expert=2 (256)");
+  }
+}
+
+TEST(Topology, AGroupIsNamedByItsLeastDevice) {
+  EXPECT_EQ(benchmark_mesh.least_in_group({Axis::expert}, 11), 10);
+  EXPECT_EQ(benchmark_mesh.least_in_group({Axis::context}, 11), 9);
+  EXPECT_EQ(benchmark_mesh.least_in_group({Axis::expert, Axis::context}, 11), 8);
+  EXPECT_EQ(benchmark_mesh.least_in_group({}, 11), 11);
+  EXPECT_EQ((Coordinate{1, 2, 3}.with(Axis::context, 0)), (Coordinate{1, 0, 3}));
+}
+
 std::string refusal(std::int64_t value, const AxisTuple& axes) {
   try {
     require_divisible("rows", value, benchmark_mesh.axes(), axes);
@@ -78,6 +99,18 @@ TEST(Topology, DivisibilityNamesAxesProductAndBothNeighbours) {
   EXPECT_EQ(refusal(3, {Axis::context}),
             "mesh: rows = 3: is not divisible by context=4 (= 4), remainder 3; nearest: 4");
   EXPECT_EQ(refusal(0, {Axis::context}), "accepted");
+}
+
+TEST(Topology, DivisibilityMayHaveAFactorAndANote) {
+  try {
+    require_divisible("sequence", 12, {.context = 4}, {Axis::context}, 2, "chunks", "two a rank");
+    FAIL() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_STREQ(
+        error.what(),
+        "mesh: sequence = 12: is not divisible by context=4 x chunks=2 (= 8), remainder 4; "
+        "nearest: 8, 16; two a rank");
+  }
 }
 
 }  // namespace

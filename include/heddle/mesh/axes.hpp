@@ -32,9 +32,19 @@ inline constexpr std::array<Axis, 3> all_axes = {Axis::fsdp, Axis::context, Axis
   return "unknown axis";
 }
 
-/// How many devices stand along each axis. Always built by name: three bare integers in a row mean
-/// one thing to MaxText and another to tunix.
+/// How many devices stand along each axis. Built by name, {.fsdp = 32, .context = 4, .expert = 2}:
+/// three bare integers in a row mean one thing to MaxText and another to tunix, and do not compile.
 struct MeshAxes {
+  /// Stands in front so that a list without names starts with it, and nothing converts to it.
+  class ByName {
+    friend struct MeshAxes;
+    constexpr ByName() = default;
+
+   public:
+    friend constexpr bool operator==(const ByName&, const ByName&) = default;
+  };
+  [[no_unique_address]] ByName by_name = ByName();
+
   std::int64_t fsdp = 1;
   std::int64_t context = 1;
   std::int64_t expert = 1;
@@ -62,9 +72,12 @@ class AxisTuple {
  public:
   constexpr AxisTuple() = default;
 
-  /// throws    Error for an axis that is named twice
+  /// throws    Error for an axis that is named twice or is none of the three
   constexpr AxisTuple(std::initializer_list<Axis> axes) {
     for (const Axis axis : axes) {
+      if (static_cast<std::size_t>(axis) >= all_axes.size()) {
+        fail("AxisTuple", "axes", axis, "must be fsdp, context or expert");
+      }
       for (std::size_t i = 0; i < size_; ++i) {
         if (axes_[i] == axis) {
           fail("AxisTuple", "axes", axis_name(axis), "an axis may be named once");
@@ -93,6 +106,8 @@ class AxisTuple {
     }
     return product;
   }
+
+  friend constexpr bool operator==(const AxisTuple&, const AxisTuple&) = default;
 
  private:
   std::array<Axis, 3> axes_{};

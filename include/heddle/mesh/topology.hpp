@@ -28,18 +28,35 @@ struct Coordinate {
     return 0;
   }
 
+  /// The same place but for one axis.
+  [[nodiscard]] constexpr Coordinate with(Axis axis, std::int64_t index) const {
+    Coordinate moved = *this;
+    switch (axis) {
+      case Axis::fsdp:
+        moved.fsdp = index;
+        break;
+      case Axis::context:
+        moved.context = index;
+        break;
+      case Axis::expert:
+        moved.expert = index;
+        break;
+    }
+    return moved;
+  }
+
   friend constexpr bool operator==(const Coordinate&, const Coordinate&) = default;
 };
 
 /// Refuses a value that a product of axes does not divide; nothing is ever cut off in silence.
 ///
-///   "mesh: <what> <value> is not divisible by <axis>=<size> x ... (= <product>); nearest: <lo>, <hi>"
+///   "mesh: <what> = <value>: is not divisible by <axis>=<size> x ... (= <product>), remainder <r>;
+///   nearest: <lo>, <hi>", and after it `note`, if there is one
 ///
-/// throws    Error whose rule is that text's second half, with both nearest multiples (the lower one
-///           left out where it would be 0)
+/// throws    Error with that text; the lower neighbour is left out where it would be 0
 inline void require_divisible(std::string_view what, std::int64_t value, const MeshAxes& mesh,
                               const AxisTuple& axes, std::int64_t factor = 1,
-                              std::string_view factor_name = {}) {
+                              std::string_view factor_name = {}, std::string_view note = {}) {
   const std::int64_t product = axes.size(mesh) * factor;
   if (value % product == 0) {
     return;
@@ -57,7 +74,7 @@ inline void require_divisible(std::string_view what, std::int64_t value, const M
        "is not divisible by " + names + " (= " + std::to_string(product) + "), remainder " +
            std::to_string(value % product) +
            "; nearest: " + (below > 0 ? std::to_string(below) + ", " : std::string()) +
-           std::to_string(below + product));
+           std::to_string(below + product) + (note.empty() ? "" : "; ") + std::string(note));
 }
 
 /// The devices of a mesh and their groups. Ids are row-major over (fsdp, context, expert), so `expert`
@@ -70,6 +87,16 @@ class Topology {
   explicit Topology(const MeshAxes& axes) : axes_(axes) {
     for (const Axis axis : all_axes) {
       require(axes.size(axis) >= 1, "Topology", axis_name(axis), axes.size(axis), "must be >= 1");
+    }
+  }
+
+  /// A mesh over exactly `supplied` devices.
+  ///
+  /// throws    Error with the axes, their product and the number supplied where the two differ
+  Topology(const MeshAxes& axes, std::int64_t supplied) : Topology(axes) {
+    if (supplied != devices()) {
+      fail("Topology", "devices", supplied,
+           "must equal the product of " + to_string(axes) + " (" + std::to_string(devices()) + ")");
     }
   }
 
@@ -104,6 +131,15 @@ class Topology {
     return index;
   }
 
+  /// The least id in the group of `id` along `axes`, which names the group.
+  [[nodiscard]] std::int64_t least_in_group(const AxisTuple& axes, std::int64_t id) const {
+    Coordinate least = coordinate(id);
+    for (const Axis axis : axes.axes()) {
+      least = least.with(axis, 0);
+    }
+    return this->id(least);
+  }
+
   /// The ids of the group of `id` along `tuple`, in index order: the order in which folds run.
   [[nodiscard]] std::vector<std::int64_t> group_of(const AxisTuple& tuple, std::int64_t id) const {
     const std::int64_t size = tuple.size(axes_);
@@ -113,19 +149,8 @@ class Topology {
       std::int64_t rest = index;
       for (std::size_t i = tuple.axes().size(); i-- > 0;) {
         const Axis axis = tuple.axes()[i];
-        const std::int64_t along = rest % axes_.size(axis);
+        at = at.with(axis, rest % axes_.size(axis));
         rest /= axes_.size(axis);
-        switch (axis) {
-          case Axis::fsdp:
-            at.fsdp = along;
-            break;
-          case Axis::context:
-            at.context = along;
-            break;
-          case Axis::expert:
-            at.expert = along;
-            break;
-        }
       }
       ids[static_cast<std::size_t>(index)] = this->id(at);
     }
