@@ -36,8 +36,9 @@ struct Results {
 namespace v4 {
 #include "core/simd_operations.inl"
 }  // namespace v4
-#include "heddle/core/region/avx2_begin.inl"
 #include "heddle/core/region/end.inl"
+
+#include "heddle/core/region/avx2_begin.inl"
 namespace v3 {
 #include "core/simd_operations.inl"
 }  // namespace v3

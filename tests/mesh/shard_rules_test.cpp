@@ -14,7 +14,6 @@
 namespace heddle {
 namespace {
 
-const AxisTuple everything = {Axis::fsdp, Axis::context, Axis::expert};
 const ShardRules spread{.dense = DenseShard::all};
 const ShardRules own{.experts = ExpertRule::ep_own};
 
