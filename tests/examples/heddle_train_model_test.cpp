@@ -243,12 +243,14 @@ TEST(HeddleTrainModel, NumbersDocumentsByIdAndPosition) {
   EXPECT_EQ(number_documents(Ids{}, {}), Ids{});
 }
 
-/// Leaves NaN in the memory that the next allocations are likely to get.
+/// Leaves NaN in the memory that the next allocations are likely to get: several blocks of each size,
+/// as an allocator keeps them by size.
 void poison_heap() {
   std::vector<std::vector<double>> blocks;
-  for (std::size_t size = 8; size <= 2048; size += 8) {
-    blocks.emplace_back(size, std::numeric_limits<double>::quiet_NaN());
-    blocks.emplace_back(size, std::numeric_limits<double>::quiet_NaN());
+  for (std::size_t size = 2; size <= 512; size += 2) {
+    for (int copy = 0; copy < 7; ++copy) {
+      blocks.emplace_back(size, std::numeric_limits<double>::quiet_NaN());
+    }
   }
 }
 

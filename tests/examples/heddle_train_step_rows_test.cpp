@@ -85,9 +85,9 @@ TEST(HeddleTrainStepRows, ChosenRolloutsAreNumberedAsInTheFile) {
 }
 
 TEST(HeddleTrainStepRows, RoutingGoesToItsLayer) {
-  // [tokens][layers = 2][top_k = 1], of all tokens but the last; the other rollout has none.
+  // [tokens][layers = 2][top_k = 3], of all tokens but the last; the other rollout has none.
   const auto records = examples::parse_rollouts(
-      R"({"prompt":"a","completion":"bc","advantages":1,"routed_experts":[[[1],[2]],[[3],[4]]]}
+      R"({"prompt":"a","completion":"bc","advantages":1,"routed_experts":[[[1,2,3],[4,5,6]],[[7,8,9],[10,11,12]]]}
 {"prompt":"a","completion":"b","advantages":1}
 )",
       "r");
@@ -95,9 +95,13 @@ TEST(HeddleTrainStepRows, RoutingGoesToItsLayer) {
                                                 std::vector<double>{0, 0}, options(4));
   ASSERT_EQ(step.rows, 2);
   ASSERT_EQ(step.forced_views.size(), 2U);
-  EXPECT_EQ(step.forced_experts[0], (Ids{1, 3, -1, -1, -1, -1, -1, -1}));
-  EXPECT_EQ(step.forced_experts[1], (Ids{2, 4, -1, -1, -1, -1, -1, -1}));
-  EXPECT_EQ(step.inputs(0).forced_experts[1](1, 0), 4);
+  Ids first = {1, 2, 3, 7, 8, 9};
+  Ids second = {4, 5, 6, 10, 11, 12};
+  first.resize(24, -1);
+  second.resize(24, -1);
+  EXPECT_EQ(step.forced_experts[0], first);
+  EXPECT_EQ(step.forced_experts[1], second);
+  EXPECT_EQ(step.inputs(0).forced_experts[1](1, 2), 12);
   EXPECT_EQ(step.inputs(1).forced_experts[0](0, 0), -1);
 }
 
