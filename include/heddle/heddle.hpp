@@ -25,6 +25,7 @@
 #include "heddle/gdn/reference_norm.hpp"
 #include "heddle/gdn/reference_recurrence.hpp"
 #include "heddle/gdn/segments.hpp"
+#include "heddle/gdn/triangular_inverse.hpp"
 #include "heddle/head/arguments.hpp"
 #include "heddle/head/options.hpp"
 #include "heddle/head/reference.hpp"

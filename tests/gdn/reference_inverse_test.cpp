@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include "gdn/chunk_matrix.hpp"
 #include "support/compare.hpp"
 #include "support/random.hpp"
 #include "support/thrown_text.hpp"
@@ -20,63 +21,16 @@
 namespace heddle::gdn {
 namespace {
 
+using heddle::gdn::test::chunk_matrix;
+using heddle::gdn::test::Keys;
+using heddle::gdn::test::residual;
 using heddle::test::Random;
-
-/// t = I + strictly lower(beta_i k_i . k_j), k of unit length: what a chunk of the layer gives.
-enum class Keys { random, identical, antipodal, near_identical };
-
-std::vector<double> chunk_matrix(std::int64_t n, std::int64_t dim, Keys keys, double beta,
-                                 Random& random) {
-  std::vector<std::vector<double>> k(static_cast<std::size_t>(n));
-  std::vector<double> common = random.normals<double>(dim);
-  for (std::size_t i = 0; i < k.size(); ++i) {
-    k[i] = keys == Keys::random ? random.normals<double>(dim) : common;
-    double length = 0;
-    for (double& x : k[i]) {
-      x += keys == Keys::near_identical ? 0.05 * random.normal() : 0.0;
-      x *= keys == Keys::antipodal && i % 2 == 1 ? -1.0 : 1.0;
-      length += x * x;
-    }
-    for (double& x : k[i]) {
-      x /= std::sqrt(length);
-    }
-  }
-  std::vector<double> t(static_cast<std::size_t>(n * n), 0.0);
-  for (std::int64_t i = 0; i < n; ++i) {
-    for (std::int64_t j = 0; j <= i; ++j) {
-      double product = 0;
-      for (std::int64_t c = 0; c < dim; ++c) {
-        product += k[static_cast<std::size_t>(i)][static_cast<std::size_t>(c)] *
-                   k[static_cast<std::size_t>(j)][static_cast<std::size_t>(c)];
-      }
-      t[static_cast<std::size_t>(i * n + j)] = i == j ? 1.0 : beta * product;
-    }
-  }
-  return t;
-}
 
 template <class A>
 std::vector<A> inverse(const std::vector<A>& t, std::int64_t n) {
   std::vector<A> t_inv(t.size(), heddle::test::poison<A>());
   reference::triangular_inverse<A>({t.data(), n, n}, {t_inv.data(), n, n});
   return t_inv;
-}
-
-/// max |t t_inv - I|, the product formed in long double.
-template <class A>
-double residual(const std::vector<A>& t, const std::vector<A>& t_inv, std::int64_t n) {
-  long double worst = 0;
-  for (std::int64_t i = 0; i < n; ++i) {
-    for (std::int64_t j = 0; j < n; ++j) {
-      long double sum = i == j ? -1 : 0;
-      for (std::int64_t c = 0; c < n; ++c) {
-        sum += static_cast<long double>(t[static_cast<std::size_t>(i * n + c)]) *
-               static_cast<long double>(t_inv[static_cast<std::size_t>(c * n + j)]);
-      }
-      worst = std::max(worst, std::abs(sum));
-    }
-  }
-  return static_cast<double>(worst);
 }
 
 TEST(GdnReferenceInverse, ByHand) {
