@@ -1,8 +1,9 @@
 // Mutants tried: the fold starts from 0; from the right; bf16 rounded at every step; integer overflow
 // left to the compiler's mercy; max keeps the last NaN; max(+0, -0) = -0; pairs first (a tree);
-// a block's remainder dropped.
+// a block's remainder dropped; a NaN in the sum replaced on one path.
 #include "heddle/mesh/fold.hpp"
 
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -11,6 +12,7 @@
 
 #include <gtest/gtest.h>
 
+#include "heddle/core/isa.hpp"
 #include "support/compare.hpp"
 #include "support/random.hpp"
 #include "support/thrown_text.hpp"
@@ -38,7 +40,7 @@ TEST(Fold, IsALeftFoldInRankOrder) {
 
 TEST(Fold, BlocksAndRemaindersDoNotShow) {
   test::Random random(11);
-  for (const std::int64_t count : {0, 1, 1023, 1024, 1025, 3000}) {
+  for (const std::int64_t count : {0, 1, 15, 17, 4095, 4096, 4097, 9000}) {
     std::vector<std::vector<float>> inputs;
     for (int member = 0; member < 5; ++member) {
       inputs.push_back(random.normals<float>(count));
@@ -50,6 +52,46 @@ TEST(Fold, BlocksAndRemaindersDoNotShow) {
       }
     }
     EXPECT_TRUE(test::same_bits((folded<float, float>(Reduce::sum, inputs)), expected));
+  }
+}
+
+TEST(Fold, EveryPathHasTheSameBits) {
+  test::Random random(12);
+  for (const std::int64_t count : {1, 15, 16, 17, 100, 5000}) {
+    std::vector<std::vector<float>> inputs;
+    std::vector<std::vector<bfloat16>> narrow;
+    for (int member = 0; member < 4; ++member) {
+      inputs.push_back(random.normals<float>(count));
+      narrow.push_back(random.normals<bfloat16>(count));
+      for (float& value : inputs.back()) {
+        if (random.chance(0.05)) {
+          // Infinities, both zeros, NaN of either sign with a payload of its own.
+          constexpr std::array<std::uint32_t, 6> odd = {0x7F800000, 0xFF800000, 0x80000000,
+                                                        0x00000000, 0x7FC00000, 0xFFC00000};
+          std::uint32_t bits = odd[static_cast<std::size_t>(random.integer(0, 5))];
+          bits += (bits & 0x00400000U) != 0 ? static_cast<std::uint32_t>(random.integer(1, 99)) : 0;
+          value = std::bit_cast<float>(bits);
+        }
+      }
+    }
+    std::vector<float> expected = inputs[0];
+    for (std::size_t member = 1; member < inputs.size(); ++member) {
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        expected[i] = detail::add(expected[i], inputs[member][i]);
+      }
+    }
+    for (const Path path : available_paths()) {
+      const ScopedPath scope(path);
+      // inf - inf makes a NaN whose sign is the processor's; all others are given.
+      EXPECT_TRUE(test::same_bits((folded<float, float>(Reduce::sum, inputs)), expected))
+          << path_name(path) << " " << count;
+    }
+    const std::vector<bfloat16> best = folded<float, bfloat16>(Reduce::sum, narrow);
+    for (const Path path : available_paths()) {
+      const ScopedPath scope(path);
+      EXPECT_TRUE(test::same_bits((folded<float, bfloat16>(Reduce::sum, narrow)), best))
+          << path_name(path) << " " << count;
+    }
   }
 }
 

@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include "heddle/mesh/all_to_all.hpp"
+#include "heddle/mesh/reduction.hpp"
 #include "mesh/device_arrays.hpp"
 #include "support/compare.hpp"
 
@@ -73,6 +75,39 @@ TEST(Gather, TheInputMayStandInItsPlaceOfTheOutput) {
   });
   for (const auto& out : outputs) {
     EXPECT_EQ(out, (std::vector<std::int32_t>{0, 1, 10, 11, 20, 21, 30, 31}));
+  }
+}
+
+TEST(Gather, ResultsTooLargeForTheCachesAreTheSame) {
+  // 3 * 3 * n floats are past the 32 MiB from which on results are written past the caches.
+  constexpr std::int64_t n = 933001;
+  LocalMesh mesh({.fsdp = 3});
+  const auto inputs = test::random_inputs<float>(mesh.topology(), n, 4);
+  std::vector<float> expected;
+  for (const auto& input : inputs) {
+    expected.insert(expected.end(), input.begin(), input.end());
+  }
+  PerDevice<float> gathered(3, std::vector<float>(3 * n));
+  PerDevice<float> ragged = gathered;
+  PerDevice<float> exchanged = gathered;
+  PerDevice<float> summed = gathered;
+  mesh.run([&](auto& device) {
+    const std::int64_t id = device.id();
+    mesh::all_gather(device, {Axis::fsdp}, of(inputs, id), std::span(of(gathered, id)));
+    std::vector<std::int64_t> offsets(4);
+    mesh::all_gather_v(device, {Axis::fsdp}, of(inputs, id), std::span(of(ragged, id)),
+                       std::span(offsets));
+    mesh::all_to_all(device, {Axis::fsdp}, of(gathered, id), std::span(of(exchanged, id)));
+    mesh::all_reduce(device, {Axis::fsdp}, of(gathered, id), std::span(of(summed, id)));
+  });
+  for (std::int64_t id = 0; id < 3; ++id) {
+    ASSERT_TRUE(test::same_bits(of(gathered, id), expected)) << id;
+    ASSERT_TRUE(test::same_bits(of(ragged, id), expected)) << id;
+    for (std::int64_t i = 0; i < 3 * n; i += 1009) {
+      const auto at = static_cast<std::size_t>(i);
+      ASSERT_EQ(of(exchanged, id)[at], expected[static_cast<std::size_t>(id * n + i % n)]);
+      ASSERT_EQ(of(summed, id)[at], expected[at] + expected[at] + expected[at]);
+    }
   }
 }
 

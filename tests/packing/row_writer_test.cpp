@@ -456,29 +456,6 @@ TEST(RowWriter, TablesThatDoNotFitAreRefusedBeforeAnythingIsWritten) {
   EXPECT_EQ(chunk.arrays.ids(0, 0), test::poison<std::int32_t>());
 }
 
-TEST(RowWriter, StreamedCopyOfAnyLengthAndAlignment) {
-  test::Random random(3);
-  std::vector<unsigned char> source(512);
-  for (unsigned char& byte : source) {
-    byte = static_cast<unsigned char>(random.integer(0, 255));
-  }
-  for (std::size_t from = 0; from < 3; ++from) {
-    for (std::size_t to = 0; to < 70; ++to) {
-      for (const std::size_t bytes : {0U, 1U, 2U, 63U, 64U, 65U, 127U, 128U, 130U, 300U}) {
-        alignas(64) unsigned char destination[512];
-        std::fill(std::begin(destination), std::end(destination), static_cast<unsigned char>(0xA5));
-        detail::streaming_copy(source.data() + from, destination + to, bytes);
-        detail::fence_stores();
-        for (std::size_t i = 0; i < sizeof destination; ++i) {
-          const bool inside = i >= to && i < to + bytes;
-          ASSERT_EQ(destination[i], inside ? source[from + i - to] : 0xA5)
-              << from << " " << to << " " << bytes << " " << i;
-        }
-      }
-    }
-  }
-}
-
 TEST(RowWriter, LargeChunksAreTheSameOnAnyNumberOfThreads) {
   // Above the size from which routing is streamed, with documents across its blocks.
   test::Random random(5);
@@ -502,7 +479,7 @@ TEST(RowWriter, LargeChunksAreTheSameOnAnyNumberOfThreads) {
                                            .pad_position = PadPosition::start,
                                            .pad_align = 64});  // 6 stay behind
   const ChunkDims dims = chunk_dims(items, table, {0, 1}, budget);
-  ASSERT_GT(cost(dims, 0).bytes_written, detail::streaming_bytes);
+  ASSERT_GT(cost(dims, 0).bytes_written, streaming_bytes);
   for (const int threads : {1, 2, 8}) {
     test::PoisonedChunk chunk(dims);
     test::with_threads(threads, [&] { write_rows(items, table, {0, 1}, 3, chunk.arrays); });

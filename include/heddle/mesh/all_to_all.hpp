@@ -40,10 +40,11 @@ template <Communicator Device, class T>
   const std::int64_t n = total / group.members;
   const auto work = [out, n, members = group.members, own = group.index](
                         Device& self, typename Device::Ticket& ticket, Traffic& traffic) {
+    const heddle::detail::ResultCopy copy(members, static_cast<std::int64_t>(out.size_bytes()));
     for (std::int64_t i = 0; i < members; ++i) {
       const std::int64_t member = (own + i) % members;
       const std::span<const std::byte> bytes = self.read(ticket, member);
-      heddle::detail::copy_elements(detail::elements<T>(bytes), n, out.data() + member * n);
+      copy(detail::elements<T>(bytes), n, out.data() + member * n);
       traffic.recv_bytes += member == own ? 0 : detail::length(bytes);
     }
   };
@@ -116,11 +117,13 @@ template <Communicator Device, class T>
       fail(group.where, "out.size", out.size(),
            "must be at least what arrives (" + std::to_string(arriving) + ")");
     }
+    const heddle::detail::ResultCopy copy(group.members,
+                                          arriving * static_cast<std::int64_t>(sizeof(T)));
     std::int64_t at = 0;
     for (std::int64_t member = 0; member < group.members; ++member) {
       const std::span<const std::byte> bytes = self.read(ticket, member);
       const std::int64_t n = detail::length(bytes) / static_cast<std::int64_t>(sizeof(T));
-      heddle::detail::copy_elements(detail::elements<T>(bytes), n, out.data() + at);
+      copy(detail::elements<T>(bytes), n, out.data() + at);
       recv_counts[static_cast<std::size_t>(member)] = n;
       at += n;
       traffic.recv_bytes += member == group.index ? 0 : detail::length(bytes);

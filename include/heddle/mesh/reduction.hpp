@@ -201,12 +201,13 @@ template <class A = void, Communicator Device, Foldable T>
       return;
     }
     self.wait_outputs(ticket);
+    const heddle::detail::ResultCopy copy(group.members,
+                                          static_cast<std::int64_t>(out.size_bytes()));
     for (std::int64_t i = 1; i < group.members; ++i) {
       const std::int64_t member = (group.index + i) % group.members;
       const IndexRange slice = fold_slice(n, group.members, member);
       const std::span<const std::byte> bytes = self.read_output(ticket, member);
-      heddle::detail::copy_elements(detail::elements<T>(bytes), slice.count,
-                                    out.data() + slice.first);
+      copy(detail::elements<T>(bytes), slice.count, out.data() + slice.first);
       traffic.recv_bytes += detail::length(bytes);
     }
   };

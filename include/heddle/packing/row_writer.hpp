@@ -14,8 +14,8 @@
 
 #include "heddle/core/error.hpp"
 #include "heddle/core/parallel.hpp"
+#include "heddle/core/streaming_copy.hpp"
 #include "heddle/core/view.hpp"
-#include "heddle/packing/detail/streaming_copy.hpp"
 #include "heddle/packing/packed_chunk.hpp"
 #include "heddle/packing/rollout.hpp"
 #include "heddle/packing/segment_table.hpp"
@@ -208,10 +208,6 @@ enum class Stores {
   streaming,  ///< past the caches: 1.4 to 1.5 times the rate of memcpy on a chunk far larger than they are
 };
 
-/// Bytes of a chunk from which its routing is streamed: more than a core's share of a last-level cache.
-/// Smaller chunks are left in the cache for who reads them next.
-inline constexpr std::int64_t streaming_bytes = std::int64_t{32} << 20;
-
 /// Positions of routing that one task writes: some megabytes at the recipe's 600 ids a token.
 inline constexpr std::int64_t routing_block = 4096;
 
@@ -336,7 +332,7 @@ inline void write_rows(std::span<const Rollout> items, const SegmentTable& table
   const std::int64_t bytes = cost(dims, 0).bytes_written;
   const std::vector<detail::Piece> pieces = detail::row_pieces(
       items, arrays, pad_id,
-      bytes >= detail::streaming_bytes ? detail::Stores::streaming : detail::Stores::cached);
+      bytes >= streaming_bytes ? detail::Stores::streaming : detail::Stores::cached);
   const auto piece_count = static_cast<std::int64_t>(pieces.size());
   const auto write = [&](std::int64_t task) {
     const std::int64_t row = task / piece_count;

@@ -9,11 +9,18 @@
 #include <emmintrin.h>
 #endif
 
-namespace heddle::packing::detail {
+namespace heddle {
+
+/// Bytes of a result from which on it pays to write past the caches: no last-level cache that a core has
+/// to itself holds it until somebody reads it.
+inline constexpr std::int64_t streaming_bytes = std::int64_t{32} << 20;
 
 /// memcpy past the caches, for payload that is far larger than they are: a plain store reads the line
-/// it is about to overwrite, a third of the traffic. Others may read the destination once fence_stores()
-/// has run on this thread.
+/// it is about to overwrite, a third of the traffic.
+///
+/// alias     disjoint
+/// specials  bytes = 0 is legal, whatever the pointers; any alignment
+/// order     others may read the destination once fence_stores() has run on this thread
 inline void streaming_copy(const void* source, void* destination, std::size_t bytes) {
 #if defined(__SSE2__)
   constexpr std::size_t line = 64;
@@ -45,10 +52,11 @@ inline void streaming_copy(const void* source, void* destination, std::size_t by
 #endif
 }
 
+/// Makes what streaming_copy wrote on this thread visible like any other store.
 inline void fence_stores() {
 #if defined(__SSE2__)
   _mm_sfence();
 #endif
 }
 
-}  // namespace heddle::packing::detail
+}  // namespace heddle
