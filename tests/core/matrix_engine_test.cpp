@@ -242,6 +242,33 @@ TYPED_TEST(FixedOrder, PackedRightFactorsGiveTheSameBits) {
   }
 }
 
+TYPED_TEST(FixedOrder, PrecheckedProductsGiveTheSameBits) {
+  using A = typename TypeParam::A;
+  using B = typename TypeParam::B;
+  using C = typename TypeParam::C;
+  test::Random random(41);
+  for (const auto& [m, k, n] : std::vector<Shape>{
+           {64, 128, 128}, {128, 64, 128}, {61, 33, 40}, {3, 600, 5}, {0, 3, 3}, {3, 0, 3}}) {
+    for (const Stored stored : {Stored::as_is, Stored::transposed}) {
+      for (const Write write : {Write::overwrite, Write::accumulate}) {
+        const Operand<A> a(random, m, k, stored, false);
+        const Operand<B> b(random, k, n, Stored::as_is, false);
+        Workspace workspace;
+        const auto scratch = workspace.take<std::byte>(
+            static_cast<std::int64_t>(product_workspace_bytes<A, B>(m, n, k)));
+        for (const Path path : available_paths()) {
+          const ScopedPath scope(path);
+          std::vector<C> expected(static_cast<std::size_t>(m * n), C(0.5)), result(expected);
+          multiply(a.factor, b.factor, MatrixView<C>(expected.data(), m, n), write);
+          multiply_prechecked(a.factor, b.factor, MatrixView<C>(result.data(), m, n), write,
+                              scratch);
+          ASSERT_TRUE(test::same_bits(result, expected)) << path_name(path);
+        }
+      }
+    }
+  }
+}
+
 template <class T>
 class PanelResult : public ::testing::Test {};
 using Accumulators = ::testing::Types<float, double>;

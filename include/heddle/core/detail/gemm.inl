@@ -2,10 +2,10 @@
 // provides F32, F64, the Tiling constants, transpose_block and interleave_panel. Nothing here is a
 // lambda or calls the standard library: neither would inherit the path's instructions.
 
-/// Where a tile finds its rows of A.
+/// How a tile's rows of A lie in memory.
 enum class AOrder {
-  packed,    ///< step after step, the rows of a step side by side
-  in_place,  ///< row after row
+  by_step,  ///< step after step, the rows of a step side by side
+  by_row,   ///< row after row
 };
 
 template <class S>
@@ -74,8 +74,8 @@ template <class Step, AOrder order, int part, int rows, int vectors>
   Step::template load_b<part, vectors>(b, b_panel_bytes, b_step_bytes, right);
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
-    const auto left = Step::broadcast(order == AOrder::packed ? a + part * Tiling::rows + r
-                                                              : a + r * a_stride + part);
+    const auto left = Step::broadcast(order == AOrder::by_step ? a + part * a_stride + r
+                                                               : a + r * a_stride + part);
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) {
       sum[r][v] = Step::fma(left, right[v], sum[r][v]);
@@ -101,8 +101,7 @@ inline void tile(const detail::BlockWork<C>& work, const typename Step::AElement
   const std::int64_t a_stride = work.a_stride;
   const std::int64_t b_step_bytes = work.b_step_bytes;
   const std::int64_t b_panel_bytes = work.b_panel_bytes;
-  constexpr std::int64_t a_step =
-      order == AOrder::packed ? Step::parts * Tiling::rows : Step::parts;
+  const std::int64_t a_step = Step::parts * (order == AOrder::by_step ? a_stride : 1);
   for (std::int64_t step = work.steps; step > 0; --step) {
     multiply_part<Step, order, 0>(a, a_stride, b, b_step_bytes, b_panel_bytes, sum);
     if constexpr (Step::parts == 2) {
@@ -135,7 +134,7 @@ inline void tile(const detail::BlockWork<C>& work, const typename Step::AElement
 template <class Step, AOrder order, int rows, int panels, class C>
 inline void tile_of_rows(std::int64_t count, const detail::BlockWork<C>& work, const void* a,
                          const char* b, C* c, std::int64_t columns) {
-  if constexpr (rows > 1 && order == AOrder::packed) {
+  if constexpr (rows > 1 && order == AOrder::by_step) {
     constexpr int smaller = rows > 4 ? 4 : rows / 2;
     if (count <= smaller) {
       tile_of_rows<Step, order, smaller, panels>(count, work, a, b, c, columns);
@@ -168,8 +167,8 @@ inline void rows_of_block(const detail::BlockWork<C>& work, const char* b, C* c,
   constexpr std::int64_t rows = Tiling::rows;
   const auto* const a = static_cast<const char*>(work.a);
   const std::int64_t tile_bytes =
-      order == AOrder::packed ? work.a_panel_bytes
-                              : rows * work.a_stride * static_cast<std::int64_t>(sizeof(AElement));
+      order == AOrder::by_step ? work.a_panel_bytes
+                               : rows * work.a_stride * static_cast<std::int64_t>(sizeof(AElement));
   for (std::int64_t row = 0; row < work.rows; row += rows) {
     const std::int64_t count = work.rows - row < rows ? work.rows - row : rows;
     tile_of_rows<Step, order, Tiling::rows, panels>(count, work, a + row / rows * tile_bytes, b,
@@ -506,10 +505,10 @@ constexpr detail::GemmKernels<typename PackA::Source, typename PackB::Source> ma
   kernels.pack_rows_a = &pack_rows_a<PackA>;
   kernels.pack_lines_b = &pack_lines_b<PackB>;
   kernels.pack_rows_b = &pack_rows_b<PackB>;
-  kernels.block = &block<Step, AOrder::packed, C>;
-  kernels.block_b_rows = &block<StepRows, AOrder::packed, C>;
+  kernels.block = &block<Step, AOrder::by_step, C>;
+  kernels.block_b_rows = &block<StepRows, AOrder::by_step, C>;
   if constexpr (std::is_same_v<A, typename Step::AElement>) {
-    kernels.block_a_rows = &block<Step, AOrder::in_place, C>;
+    kernels.block_a_rows = &block<Step, AOrder::by_row, C>;
   }
   if constexpr (std::is_same_v<PackB, PackSwapped>) {
     kernels.widen_panel = &widen_panel<PairOrder::odd_first>;

@@ -79,17 +79,24 @@ template <class B>
   return (a + line - 1) / line * line + line + std::min(panels, pack_group) * k * line;
 }
 
-/// Memory that a right factor of `depth` rows may span and still be read in place: it stays in a
-/// second-level cache, rows apart included, and its lines do not fall onto few sets of the first.
+/// Memory that a factor may span and still be read in place: it stays in a second-level cache, rows
+/// apart included, and its lines do not fall onto few sets of the first.
 inline constexpr std::int64_t in_place_bytes = std::int64_t{128} * 1024;
 
 /// Rows of A up to which copying B would cost more than reading it from afar.
 inline constexpr std::int64_t in_place_rows = 8;
 
-/// Whether tiles can read A where it is.
+/// Columns of B up to which copying A would cost more than reading it from afar.
+inline constexpr std::int64_t in_place_columns = 128;
+
+/// Whether tiles read A where it is, all but the rows of a last tile that is not whole.
 template <class A, class B>
-[[nodiscard]] constexpr bool reads_in_place(const StoredOperand<A>& a) {
-  return std::is_same_v<A, AccumulatorOf<B>> && !a.transposed && a.row_ids == nullptr;
+[[nodiscard]] constexpr bool reads_in_place(const StoredOperand<A>& a, std::int64_t rows,
+                                            std::int64_t columns, std::int64_t depth) {
+  const std::int64_t lines = a.transposed ? depth : rows;
+  return std::is_same_v<A, AccumulatorOf<B>> && a.row_ids == nullptr &&
+         ((!a.transposed && columns <= in_place_columns) ||
+          lines * a.stride * static_cast<std::int64_t>(sizeof(A)) <= in_place_bytes);
 }
 
 /// Whether tiles read B where it is, all but the columns of a last panel that is not whole.
@@ -176,33 +183,40 @@ class BlockProduct {
     PlacedA placed{};
     placed.steps = packed_depth(depth) / kernels_.step_depth;
     placed.panel_bytes = tile_rows * kernels_.a_step_bytes * placed.steps;
-    if (reads_in_place<A, B>(a_)) {
-      // The rows of a last, smaller tile are packed: there are no tiles of few rows for A in place.
-      placed.in_place = a_.data + range.first_row * a_.stride + k;
+    if (reads_in_place<A, B>(a_, range.rows, range.columns, depth_)) {
+      // The rows of a last, smaller tile are packed: tiles read as many rows as they have.
+      placed.in_place = a_.transposed ? a_.row(k) + range.first_row : a_.row(range.first_row) + k;
       placed.in_place_rows = range.rows / tile_rows * tile_rows;
     }
     placed.packed_rows = range.rows - placed.in_place_rows;
-    const std::int64_t first_row = range.first_row + placed.in_place_rows;
+    if (placed.packed_rows > 0) {
+      pack_a(range.first_row + placed.in_place_rows, k, depth, placed);
+    }
+    const std::int64_t panels = (placed.packed_rows + tile_rows - 1) / tile_rows;
+    const std::int64_t bytes = panels == 0 ? 0 : panels * placed.panel_bytes + line;
+    placed.rest = scratch_ + (bytes + line - 1) / line * line;
+    return placed;
+  }
+
+  void pack_a(std::int64_t first_row, std::int64_t k, std::int64_t depth,
+              const PlacedA& placed) const {
     const A* lines[product_block_depth];
     if (a_.transposed) {
       for (std::int64_t i = 0; i < depth; ++i) {
         lines[i] = a_.row(k + i) + first_row;
       }
       kernels_.pack_rows_a(lines, 0, placed.packed_rows, depth, scratch_, placed.panel_bytes);
-    } else {
-      for (std::int64_t row = 0; row < placed.packed_rows; row += tile_rows) {
-        const std::int64_t rows = std::min(tile_rows, placed.packed_rows - row);
-        for (std::int64_t i = 0; i < rows; ++i) {
-          lines[i] = a_.row(first_row + row + i) + k;
-        }
-        kernels_.pack_lines_a(lines, static_cast<int>(rows), depth,
-                              scratch_ + row / tile_rows * placed.panel_bytes);
-      }
+      return;
     }
-    const std::int64_t panels = (placed.packed_rows + tile_rows - 1) / tile_rows;
-    const std::int64_t bytes = panels == 0 ? 0 : panels * placed.panel_bytes + line;
-    placed.rest = scratch_ + (bytes + line - 1) / line * line;
-    return placed;
+    const std::int64_t tile_rows = kernels_.tile_rows;
+    for (std::int64_t row = 0; row < placed.packed_rows; row += tile_rows) {
+      const std::int64_t rows = std::min(tile_rows, placed.packed_rows - row);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        lines[i] = a_.row(first_row + row + i) + k;
+      }
+      kernels_.pack_lines_a(lines, static_cast<int>(rows), depth,
+                            scratch_ + row / tile_rows * placed.panel_bytes);
+    }
   }
 
   /// Columns whose panels exist already.
@@ -236,18 +250,21 @@ class BlockProduct {
   void multiply_columns(const StoredOperand<B>& b, const ResultOperand<C>& c,
                         const ResultRange& range, std::int64_t k, std::int64_t depth,
                         const PlacedA& a) const {
-    const B* lines[product_block_depth];
-    if (!b.transposed) {
-      for (std::int64_t i = 0; i < depth; ++i) {
-        lines[i] = b.row(k + i) + range.first_column;
-      }
-    }
     std::int64_t column = 0;
     if (reads_in_place<A>(b, range.rows, depth_)) {
       // Whole panels where they lie; what is left of a last one is packed, since tiles read whole
       // panels.
       column = range.columns / width * width;
-      multiply_in_place(b, lines[0], c, depth, column, a);
+      multiply_in_place(b, b.row(k) + range.first_column, c, depth, column, a);
+    }
+    if (column == range.columns) {
+      return;
+    }
+    const B* lines[product_block_depth];
+    if (!b.transposed) {
+      for (std::int64_t i = 0; i < depth; ++i) {
+        lines[i] = b.row(k + i) + range.first_column;
+      }
     }
     const std::int64_t panel_bytes = a.steps * line;
     for (; column < range.columns; column += pack_group * width) {
@@ -292,8 +309,9 @@ class BlockProduct {
       BlockWork<C> work = work_of(a, b, c, column, columns);
       work.a = a.in_place;
       work.a_stride = a_.stride;
+      work.a_panel_bytes = kernels_.tile_rows * kernels_.a_step_bytes;
       work.rows = a.in_place_rows;
-      kernels_.block_a_rows(work);
+      (a_.transposed ? kernels_.block : kernels_.block_a_rows)(work);
     }
     if (a.packed_rows > 0) {
       run_packed(kernels_.block, a, b, c, column, columns);
@@ -304,6 +322,7 @@ class BlockProduct {
                   std::int64_t column, std::int64_t columns) const {
     BlockWork<C> work = work_of(a, b, c, column, columns);
     work.a = scratch_;
+    work.a_stride = kernels_.tile_rows;
     work.a_panel_bytes = a.panel_bytes;
     work.rows = a.packed_rows;
     work.c += a.in_place_rows * c.stride;

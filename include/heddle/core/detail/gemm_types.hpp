@@ -32,9 +32,10 @@ inline constexpr std::int64_t pack_group = 4;
 /// One block of a product: all columns and any number of rows over one block of K. A step is one
 /// element of K, or a pair of bf16.
 ///
-///   a  row r, step s: in place  a + r * a_stride + s
-///                     packed    panels of the path's tile rows, a_panel_bytes each; in a panel step
-///                               after step, the rows of a step side by side
+///   a  row r, step s: row after row    a + r * a_stride + s
+///                     step after step  panels of the path's tile rows, a_panel_bytes apart; in a
+///                                      panel the rows side by side, step s + 1 (bf16 widened: the
+///                                      other element of its pair) a_stride behind step s
 ///   b  panel p, step s: a cache line at b + p * b_panel_bytes + s * b_step_bytes
 ///   c  panel p, row r, column j: c + p * c_panel + r * c_stride + j
 template <class C>
@@ -71,9 +72,9 @@ struct GemmKernels {
   void (*pack_lines_b)(const B* const* lines, int count, std::int64_t depth, void* out);
   void (*pack_rows_b)(const B* const* rows, std::int64_t column, std::int64_t count,
                       std::int64_t depth, void* out, std::int64_t panel_bytes);
-  Block block;         ///< A packed; B in panels, or rows of f32 and f64 in place
-  Block block_a_rows;  ///< the same with A in place; null where A must be widened
-  Block block_b_rows;  ///< bf16: A packed, steps of two rows of B in place
+  Block block;         ///< A step after step; B in panels, or rows of f32 and f64 in place
+  Block block_a_rows;  ///< the same with A row after row; null where A must be widened
+  Block block_b_rows;  ///< bf16: A step after step, steps of two rows of B in place
   /// A panel of bf16 pairs as this path multiplies it; null where that is as it is.
   void (*widen_panel)(const bfloat16* pairs, std::int64_t count, void* out);
 };
