@@ -59,6 +59,8 @@
 #include "heddle/mesh/value_kind.hpp"
 #include "heddle/mesh/vmem.hpp"
 #include "heddle/moe/dims.hpp"
+#include "heddle/moe/glu.hpp"
+#include "heddle/moe/grouped_gemm.hpp"
 #include "heddle/moe/options.hpp"
 #include "heddle/moe/reference.hpp"
 #include "heddle/moe/reference_drops.hpp"
