@@ -83,8 +83,11 @@ class MpiLeader {
  private:
   using Clock = std::chrono::steady_clock;
 
-  /// How long other ranks get to hear of a failure and to say what they know.
+  /// How long a rank's own devices get to leave after a failure.
   static constexpr std::chrono::milliseconds grace{2000};
+  /// How long other ranks get to hear of it and to say what they know: whose devices compute on says it, and
+  /// ends the run, when their time is over.
+  static constexpr std::chrono::milliseconds farewell = 2 * grace;
   /// A rank that has been quiet for so long tells the others where it stands.
   static constexpr std::chrono::milliseconds quiet_before_telling{20};
   /// About as long as a short message takes between two processes of a machine.
@@ -211,7 +214,7 @@ class MpiLeader {
     settings_.report(team);
     control_.tell_leave();
     while ((!control_.all_have_left() || !control_.is_all_sent()) &&
-           Clock::now() - failed_at_ < grace) {
+           Clock::now() - failed_at_ < farewell) {
       if (!control_.receive()) {
         idle();
       }
