@@ -61,6 +61,7 @@
 #include "heddle/moe/dims.hpp"
 #include "heddle/moe/glu.hpp"
 #include "heddle/moe/grouped_gemm.hpp"
+#include "heddle/moe/grouped_glu.hpp"
 #include "heddle/moe/options.hpp"
 #include "heddle/moe/reference.hpp"
 #include "heddle/moe/reference_drops.hpp"
