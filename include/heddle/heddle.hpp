@@ -58,6 +58,7 @@
 #include "heddle/mesh/v7x_time.hpp"
 #include "heddle/mesh/value_kind.hpp"
 #include "heddle/mesh/vmem.hpp"
+#include "heddle/moe/arguments.hpp"
 #include "heddle/moe/dims.hpp"
 #include "heddle/moe/glu.hpp"
 #include "heddle/moe/grouped_gemm.hpp"

@@ -13,12 +13,6 @@
 
 namespace heddle::moe {
 
-/// What the activation that ends a product reads.
-enum class GluEpilogue {
-  strict,  ///< the product as it is stored: the bits of a pass of its own over stored values
-  fast,    ///< the product in its accumulator, before it is rounded
-};
-
 namespace detail {
 
 /// Width F of an activation whose gate and up lie side by side in 2F columns.

@@ -20,6 +20,7 @@
 #include "heddle/moe/detail/glu_rows.hpp"
 #include "heddle/moe/glu.hpp"
 #include "heddle/moe/grouped_gemm.hpp"
+#include "heddle/moe/options.hpp"
 
 namespace heddle::moe {
 

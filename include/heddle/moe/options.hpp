@@ -47,6 +47,32 @@ enum class WeightGradFrom {
   wo_output,  ///< <d_out, Y> over D
 };
 
+/// What the activation that ends a product reads.
+enum class GluEpilogue {
+  strict,  ///< the product as it is stored: the bits of a pass of its own over stored values
+  fast,    ///< the product in its accumulator, before it is rounded
+};
+
+/// Where the gated unit is computed; under the strict epilogue the bits are the same.
+enum class GluFusion {
+  fused,     ///< on each tile of the product before it, while that is in cache
+  separate,  ///< in passes of its own
+};
+
+namespace detail {
+
+inline void require_glu_options(std::string_view where, const std::string& prefix,
+                                GluEpilogue epilogue, GluFusion fusion) {
+  require(epilogue == GluEpilogue::strict || epilogue == GluEpilogue::fast, where,
+          prefix + "epilogue", epilogue, "must be strict or fast");
+  require(fusion == GluFusion::fused || fusion == GluFusion::separate, where, prefix + "fusion",
+          fusion, "must be fused or separate");
+  require(epilogue == GluEpilogue::strict || fusion == GluFusion::fused, where, prefix + "epilogue",
+          epilogue, "must be strict when fusion is separate");
+}
+
+}  // namespace detail
+
 struct RouterOptions {
   TopKWeights weights = TopKWeights::softmax_of_chosen;
   PaddingRouting padding = PaddingRouting::exclude;

@@ -4,16 +4,14 @@
 #include <cstdint>
 #include <numeric>
 #include <span>
-#include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "heddle/core/error.hpp"
 #include "heddle/core/parallel.hpp"
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/view.hpp"
+#include "heddle/moe/arguments.hpp"
 #include "heddle/moe/detail/reference_experts.hpp"
 #include "heddle/moe/detail/reference_product.hpp"
 #include "heddle/moe/dims.hpp"
@@ -25,146 +23,15 @@
 
 namespace heddle::moe::reference {
 
-/// What one layer reads. R, the router's storage, may be wider than S.
-template <Storage S, Storage R = S>
-struct Inputs {
-  ConstMatrixView<S> hidden;         ///< [T,D]
-  ConstMatrixView<R> router_weight;  ///< [D,E]
-  ConstMatrixView<S> wi;             ///< [E*D, 2F], expert e in rows [e*D, (e+1)*D)
-  ConstMatrixView<S> wo;             ///< [E*F, D]
-  // Null, all three, without a shared expert.
-  ConstMatrixView<S> shared_wi = {};    ///< [D, 2Fs]
-  ConstMatrixView<S> shared_wo = {};    ///< [Fs, D]
-  ConstMatrixView<S> shared_gate = {};  ///< [D, 1]
-  // Null or empty where there is nothing to replay, or no padding.
-  ConstMatrixView<std::int32_t> forced_ids = {};   ///< [T,K], -1 = not replayed
-  std::span<const std::int32_t> segment_ids = {};  ///< [T], 0 = padding
-};
-
-struct Options {
-  RouterOptions router = {};
-  DispatchOptions dispatch = {};
-  RouterTraining router_training = RouterTraining::trained;    ///< backward only
-  WeightGradFrom weight_grad_from = WeightGradFrom::wo_input;  ///< backward only
-};
-
-/// Where the forward writes. All but `out` may be null.
-template <Accumulator A>
-struct Outputs {
-  MatrixView<A> out;                         ///< [T,D]
-  MatrixView<std::int32_t> expert_ids = {};  ///< [T,K], -1 at excluded padding
-  MatrixView<A> expert_weights = {};         ///< [T,K], 0 at excluded padding
-  MatrixView<A> router_logits = {};          ///< [T,E], 0 at excluded padding
-  std::span<std::int64_t> group_sizes = {};  ///< [E], slots of each expert before drops
-};
-
-struct LayerReport {
-  RouterReport router;
-  std::int64_t routed_slots = 0;   ///< K times the tokens that are routed
-  std::int64_t dropped_slots = 0;  ///< of these without a row at their expert
-  std::int64_t largest_drop = 0;   ///< of one device in one chunk
-  std::int64_t buffer_rows = 0;    ///< see Dispatch
-  double required_factor = 0;      ///< see Dispatch
-};
-
-/// What the backward is given.
-template <Storage S>
-struct OutputCotangents {
-  ConstMatrixView<S> d_out;  ///< [T,D]
-  /// [T,E] of losses on the logits; null: there are none.
-  ConstMatrixView<AccumulatorOf<S>> d_router_logits = {};
-};
-
-/// Where the backward writes. Each weight's may be null, then nothing of it is computed.
-template <Accumulator A>
-struct InputCotangents {
-  MatrixView<A> d_hidden;                   ///< [T,D]
-  WeightCotangent<A> d_router_weight = {};  ///< [D,E]
-  WeightCotangent<A> d_wi = {};             ///< [E*D, 2F]
-  WeightCotangent<A> d_wo = {};             ///< [E*F, D]
-  WeightCotangent<A> d_shared_wi = {};      ///< [D, 2Fs]
-  WeightCotangent<A> d_shared_wo = {};      ///< [Fs, D]
-  WeightCotangent<A> d_shared_gate = {};    ///< [D, 1]
-};
+// The arguments are those of the fast tier.
+using moe::InputCotangents;
+using moe::Inputs;
+using moe::LayerReport;
+using moe::Options;
+using moe::OutputCotangents;
+using moe::Outputs;
 
 namespace detail {
-
-template <Storage S, Storage R>
-void check_inputs(std::string_view where, const Dims& dims, const Inputs<S, R>& in) {
-  static_assert(std::is_same_v<AccumulatorOf<S>, AccumulatorOf<R>>,
-                "heddle::moe::reference: the router's weight must have the accumulator of hidden");
-  dims.validate(where);
-  require_shape(where, "hidden", in.hidden, "dims.tokens", dims.tokens, "dims.hidden", dims.hidden);
-  require_shape(where, "router_weight", in.router_weight, "dims.hidden", dims.hidden,
-                "dims.experts", dims.experts);
-  require_shape(where, "wi", in.wi, "dims.experts * dims.hidden", dims.experts * dims.hidden,
-                "2 * dims.expert_hidden", 2 * dims.expert_hidden);
-  require_shape(where, "wo", in.wo, "dims.experts * dims.expert_hidden",
-                dims.experts * dims.expert_hidden, "dims.hidden", dims.hidden);
-  if (dims.has_shared_expert()) {
-    require_shape(where, "shared_wi", in.shared_wi, "dims.hidden", dims.hidden,
-                  "2 * dims.shared_hidden", 2 * dims.shared_hidden);
-    require_shape(where, "shared_wo", in.shared_wo, "dims.shared_hidden", dims.shared_hidden,
-                  "dims.hidden", dims.hidden);
-    require_shape(where, "shared_gate", in.shared_gate, "dims.hidden", dims.hidden, "columns", 1);
-  } else {
-    const auto refuse = [&](std::string_view argument, ConstMatrixView<S> given) {
-      require(given.is_null(), where, argument, "a matrix",
-              "must be null when dims.shared_hidden is 0");
-    };
-    refuse("shared_wi", in.shared_wi);
-    refuse("shared_wo", in.shared_wo);
-    refuse("shared_gate", in.shared_gate);
-  }
-  if (!in.forced_ids.is_null()) {
-    require_shape(where, "forced_ids", in.forced_ids, "dims.tokens", dims.tokens, "dims.top_k",
-                  dims.top_k);
-  }
-  check_segment_ids(where, in.segment_ids, dims.tokens);
-}
-
-inline void check_options(std::string_view where, const Dims& dims, const Options& options) {
-  options.router.validate(where, "options.router");
-  options.dispatch.validate(where, "options.dispatch", dims.router());
-  require(options.router_training == RouterTraining::trained ||
-              options.router_training == RouterTraining::frozen,
-          where, "options.router_training", options.router_training, "must be trained or frozen");
-  require(options.weight_grad_from == WeightGradFrom::wo_input ||
-              options.weight_grad_from == WeightGradFrom::wo_output,
-          where, "options.weight_grad_from", options.weight_grad_from,
-          "must be wo_input or wo_output");
-}
-
-template <Accumulator A>
-void check_cotangent(std::string_view where, const std::string& argument,
-                     const WeightCotangent<A>& cotangent, std::string_view rows_name,
-                     std::int64_t rows, std::string_view cols_name, std::int64_t cols) {
-  require(cotangent.write == Write::overwrite || cotangent.write == Write::accumulate, where,
-          argument + ".write", cotangent.write, "must be overwrite or accumulate");
-  if (cotangent.wanted()) {
-    require_shape(where, argument + ".values", cotangent.values, rows_name, rows, cols_name, cols);
-  }
-}
-
-template <Accumulator A>
-void check_shared_cotangents(std::string_view where, const Dims& dims,
-                             const InputCotangents<A>& out) {
-  if (!dims.has_shared_expert()) {
-    const auto refuse = [&](std::string_view argument, const WeightCotangent<A>& cotangent) {
-      require(!cotangent.wanted(), where, argument, "a matrix",
-              "must be null when dims.shared_hidden is 0");
-    };
-    refuse("d_shared_wi", out.d_shared_wi);
-    refuse("d_shared_wo", out.d_shared_wo);
-    refuse("d_shared_gate", out.d_shared_gate);
-  }
-  check_cotangent(where, "d_shared_wi", out.d_shared_wi, "dims.hidden", dims.hidden,
-                  "2 * dims.shared_hidden", 2 * dims.shared_hidden);
-  check_cotangent(where, "d_shared_wo", out.d_shared_wo, "dims.shared_hidden", dims.shared_hidden,
-                  "dims.hidden", dims.hidden);
-  check_cotangent(where, "d_shared_gate", out.d_shared_gate, "dims.hidden", dims.hidden, "columns",
-                  1);
-}
 
 /// What forward and backward both need to know before any expert computes.
 template <Accumulator A>
@@ -401,24 +268,10 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
                     const Outputs<AccumulatorOf<S>>& out) {
   using A = AccumulatorOf<S>;
   constexpr std::string_view where = "moe::reference::forward";
-  detail::check_inputs(where, dims, in);
-  detail::check_options(where, dims, options);
-  require_shape(where, "out", out.out, "dims.tokens", dims.tokens, "dims.hidden", dims.hidden);
-  if (!out.expert_ids.is_null()) {
-    require_shape(where, "expert_ids", out.expert_ids, "dims.tokens", dims.tokens, "dims.top_k",
-                  dims.top_k);
-  }
-  if (!out.expert_weights.is_null()) {
-    require_shape(where, "expert_weights", out.expert_weights, "dims.tokens", dims.tokens,
-                  "dims.top_k", dims.top_k);
-  }
-  if (!out.router_logits.is_null()) {
-    require_shape(where, "router_logits", out.router_logits, "dims.tokens", dims.tokens,
-                  "dims.experts", dims.experts);
-  }
-  if (!out.group_sizes.empty()) {
-    require_length(where, "group_sizes", out.group_sizes, "dims.experts", dims.experts);
-  }
+  moe::detail::check_inputs(where, dims, in);
+  moe::detail::check_options(where, dims, options);
+  moe::detail::require_plain(where, options);
+  moe::detail::check_outputs(where, dims, out);
 
   const detail::Routing<A> routing = detail::route_layer(dims, in, options);
   const detail::Matrix<S> outputs =
@@ -479,23 +332,11 @@ LayerReport backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotan
                      const Options& options, const InputCotangents<AccumulatorOf<S>>& out) {
   using A = AccumulatorOf<S>;
   constexpr std::string_view where = "moe::reference::backward";
-  detail::check_inputs(where, dims, in);
-  require_shape(where, "d_out", d.d_out, "dims.tokens", dims.tokens, "dims.hidden", dims.hidden);
-  if (!d.d_router_logits.is_null()) {
-    require_shape(where, "d_router_logits", d.d_router_logits, "dims.tokens", dims.tokens,
-                  "dims.experts", dims.experts);
-  }
-  detail::check_options(where, dims, options);
-  require_shape(where, "d_hidden", out.d_hidden, "dims.tokens", dims.tokens, "dims.hidden",
-                dims.hidden);
-  detail::check_cotangent(where, "d_router_weight", out.d_router_weight, "dims.hidden", dims.hidden,
-                          "dims.experts", dims.experts);
-  detail::check_cotangent(where, "d_wi", out.d_wi, "dims.experts * dims.hidden",
-                          dims.experts * dims.hidden, "2 * dims.expert_hidden",
-                          2 * dims.expert_hidden);
-  detail::check_cotangent(where, "d_wo", out.d_wo, "dims.experts * dims.expert_hidden",
-                          dims.experts * dims.expert_hidden, "dims.hidden", dims.hidden);
-  detail::check_shared_cotangents(where, dims, out);
+  moe::detail::check_inputs(where, dims, in);
+  moe::detail::check_output_cotangents(where, dims, d);
+  moe::detail::check_options(where, dims, options);
+  moe::detail::require_plain(where, options);
+  moe::detail::check_input_cotangents(where, dims, out);
 
   const detail::Routing<A> routing = detail::route_layer(dims, in, options);
   const detail::ExpertRowCotangents<A> routed =
