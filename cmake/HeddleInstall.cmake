@@ -26,4 +26,12 @@ install(FILES
   "${CMAKE_CURRENT_BINARY_DIR}/heddle-config.cmake"
   "${CMAKE_CURRENT_BINARY_DIR}/heddle-config-version.cmake"
   DESTINATION "${heddle_package_dir}")
+
+# pkg-config --cflags --libs heddle. No architecture in it, so it lies under share.
+set(heddle_pc_dir "${CMAKE_INSTALL_DATAROOTDIR}/pkgconfig")
+file(RELATIVE_PATH heddle_pc_to_prefix "/prefix/${heddle_pc_dir}" "/prefix")
+string(REGEX REPLACE "/$" "" heddle_pc_to_prefix "${heddle_pc_to_prefix}")
+configure_file(cmake/heddle.pc.in "${CMAKE_CURRENT_BINARY_DIR}/heddle.pc" @ONLY)
+install(FILES "${CMAKE_CURRENT_BINARY_DIR}/heddle.pc" DESTINATION "${heddle_pc_dir}")
+
 install(FILES LICENSE DESTINATION "${CMAKE_INSTALL_DATAROOTDIR}/doc/heddle")
