@@ -9,7 +9,9 @@
 
 #include "heddle-oracle/op_call.hpp"
 #include "heddle-oracle/ops.hpp"
+#include "heddle/core/workspace.hpp"
 #include "heddle/head/arguments.hpp"
+#include "heddle/head/chunked_head.hpp"
 #include "heddle/head/options.hpp"
 #include "heddle/head/reference.hpp"
 #include "heddle/head/target.hpp"
@@ -56,6 +58,7 @@ head::ScoringOptions scoring_options(const OpCall& call) {
           "logits_dtype", {head::LogitsDtype::accumulator, head::LogitsDtype::bf16}),
       .vocab_tile = call.integer("vocab_tile"),
       .vocab_shards = call.integer("vocab_shards"),
+      .chunk = call.integer("chunk"),
   };
 }
 
@@ -68,6 +71,7 @@ struct Scoring {
           std::span<const std::uint8_t> active)
       : dims{.tokens = call.extent("T"), .hidden = call.extent("D"), .vocab = call.extent("V")},
         options(scoring_options(call)),
+        path(call.path()),
         max(static_cast<std::size_t>(dims.tokens)),
         exp_sum(max.size()),
         mean(max.size()),
@@ -82,20 +86,28 @@ struct Scoring {
   }
 
   void forward() {
-    head::reference::forward(
-        dims, inputs, options,
-        head::Outputs<A>{
-            .logps = logps, .entropy = entropy, .max = max, .exp_sum = exp_sum, .mean = mean});
+    const head::Outputs<A> outputs{
+        .logps = logps, .entropy = entropy, .max = max, .exp_sum = exp_sum, .mean = mean};
+    if (path == Path::reference) {
+      head::reference::forward(dims, inputs, options, outputs);
+    } else {
+      head::forward(dims, inputs, options, outputs, workspace);
+    }
   }
 
   void backward(const head::OutputCotangents<A>& given, const head::Cotangents<A>& wanted) {
-    head::reference::backward(dims, inputs, options,
-                              head::Residuals<A>{.max = max, .exp_sum = exp_sum, .mean = mean},
-                              given, wanted);
+    const head::Residuals<A> residuals{.max = max, .exp_sum = exp_sum, .mean = mean};
+    if (path == Path::reference) {
+      head::reference::backward(dims, inputs, options, residuals, given, wanted);
+    } else {
+      head::backward(dims, inputs, options, residuals, given, wanted, workspace);
+    }
   }
 
   head::Dims dims;
   head::ScoringOptions options;
+  Path path;
+  Workspace workspace;
   head::Inputs<S, W> inputs;
   std::vector<A> max;
   std::vector<A> exp_sum;

@@ -79,8 +79,8 @@ enum class LogitsDtype {
 /// What is scored, whichever way it is computed.
 ///
 /// units     temperature: unitless divisor of the logits; 0 and 1 both mean none
-/// throws    validate: Error for a temperature that is negative or not finite, a tile or a number of
-///           shards < 1, an unknown enum
+/// throws    validate: Error for a temperature that is negative or not finite, a tile, a chunk or a
+///           number of shards < 1, scratch_bytes < 0, an unknown enum
 /// source    spec/head.md 1-6
 struct ScoringOptions {
   double temperature = 1;
@@ -95,6 +95,11 @@ struct ScoringOptions {
   /// Ranks that the columns are split over, in contiguous pieces as equal as they can be; more ranks
   /// than columns leave some empty. Mode::unsharded puts the rows together first.
   std::int64_t vocab_shards = 1;
+  /// Active rows that share one pass over the weight, at most: more of them take more scratch, fewer
+  /// read the weight and write its cotangent more often. The reference tier has no chunks.
+  std::int64_t chunk = 1024;
+  /// Scratch that whole rows of logits may take, which forward_backward and Mode::local keep.
+  std::int64_t scratch_bytes = std::int64_t{160} << 20;
 
   void validate(std::string_view where) const {
     require(temperature >= 0 && std::isfinite(temperature), where, "options.temperature",
@@ -111,6 +116,8 @@ struct ScoringOptions {
             "options.logits_dtype", logits_dtype, "must be accumulator or bf16");
     require(vocab_tile >= 1, where, "options.vocab_tile", vocab_tile, "must be >= 1");
     require(vocab_shards >= 1, where, "options.vocab_shards", vocab_shards, "must be >= 1");
+    require(chunk >= 1, where, "options.chunk", chunk, "must be >= 1");
+    require(scratch_bytes >= 0, where, "options.scratch_bytes", scratch_bytes, "must be >= 0");
   }
 };
 
