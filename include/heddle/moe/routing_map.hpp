@@ -63,36 +63,66 @@ struct RoutingMap {
   }
 };
 
-/// How many slots of each held expert, of none, and of the experts between lie in tokens [first,
-/// last): the first pass over one block.
+namespace detail {
+
+/// Ids of consecutive tokens as runs without gaps: all of them one run where rows lie end to end.
+template <class Body>
+void for_runs_of_ids(const RouterDims& dims, ConstMatrixView<std::int32_t> expert_ids,
+                     std::int64_t first, std::int64_t last, const Body& body) {
+  if (expert_ids.stride() == dims.top_k || last - first == 1) {
+    body(expert_ids.row(first).data(), first * dims.top_k, (last - first) * dims.top_k);
+    return;
+  }
+  for (std::int64_t t = first; t < last; ++t) {
+    body(expert_ids.row(t).data(), t * dims.top_k, dims.top_k);
+  }
+}
+
+/// An id is an expert or -1, a row holds experts or is -1 in every column: the flat index of the first
+/// that breaks this, or -1.
+[[nodiscard]] inline std::int64_t first_bad_id(const RouterDims& dims,
+                                               ConstMatrixView<std::int32_t> expert_ids,
+                                               std::int64_t first, std::int64_t last) {
+  for (std::int64_t t = first; t < last; ++t) {
+    const std::span<const std::int32_t> ids = expert_ids.row(t);
+    for (std::size_t k = 0; k < ids.size(); ++k) {
+      const bool expert = ids[k] >= 0 && ids[k] < dims.experts;
+      if ((!expert && ids[k] != unrouted) || (ids[k] == unrouted) != (ids[0] == unrouted)) {
+        return t * dims.top_k + static_cast<std::int64_t>(k);
+      }
+    }
+  }
+  return -1;
+}
+
+}  // namespace detail
+
+/// How many slots of tokens [first, last) each held expert has: the first pass over one block.
 ///   counts[e - experts.first] += 1 for held e, counts[experts.count] += 1 for the rest
 /// shapes    expert_ids [T,K]; counts [experts.count + 1]
 /// writes    all of counts
-/// returns   false where an id is neither an expert nor -1, or a row is routed in part; counts are
-///           then of no use, and no memory outside of them was touched
+/// returns   the flat index of an id that is neither an expert nor -1, or of one in a row that is
+///           routed in part, the first of them; -1 where there is none. An id outside the experts never
+///           indexes anything
 /// source    spec/moe.md 3
-[[nodiscard]] inline bool count_slots(const RouterDims& dims,
-                                      ConstMatrixView<std::int32_t> expert_ids, ExpertRange experts,
-                                      std::int64_t first, std::int64_t last,
-                                      std::span<std::int32_t> counts) {
+[[nodiscard]] inline std::int64_t count_slots(const RouterDims& dims,
+                                              ConstMatrixView<std::int32_t> expert_ids,
+                                              ExpertRange experts, std::int64_t first,
+                                              std::int64_t last, std::span<std::int32_t> counts) {
   std::fill(counts.begin(), counts.end(), 0);
-  const auto all = static_cast<std::uint32_t>(dims.experts);
   const auto low = static_cast<std::uint32_t>(experts.first);
   const auto held = static_cast<std::uint32_t>(experts.count);
+  const auto highest = static_cast<std::int32_t>(dims.experts - 1);
   std::int32_t* const count = counts.data();
-  bool valid = true;
-  for (std::int64_t t = first; t < last; ++t) {
-    const std::int32_t* const ids = expert_ids.row(t).data();
-    std::int64_t without_expert = 0;
-    for (std::int64_t k = 0; k < dims.top_k; ++k) {
-      const auto id = static_cast<std::uint32_t>(ids[k]);
-      without_expert += id >= all ? 1 : 0;
-      valid &= id + 1U <= all;  // -1 becomes 0, everything else that is no expert more than `all`
-      ++count[std::min(id - low, held)];
-    }
-    valid &= without_expert == 0 || without_expert == dims.top_k;
-  }
-  return valid;
+  std::int32_t outside = 0;  // negative once an id was below 0 or above the highest
+  detail::for_runs_of_ids(dims, expert_ids, first, last,
+                          [&](const std::int32_t* ids, std::int64_t, std::int64_t length) {
+                            for (std::int64_t i = 0; i < length; ++i) {
+                              outside |= ids[i] | (highest - (ids[i] & INT32_MAX));
+                              ++count[std::min(static_cast<std::uint32_t>(ids[i]) - low, held)];
+                            }
+                          });
+  return outside < 0 ? detail::first_bad_id(dims, expert_ids, first, last) : -1;
 }
 
 /// Gives the slots of tokens [first, last) their positions: the second pass over one block.
@@ -108,23 +138,32 @@ inline void place_slots(const RouterDims& dims, ConstMatrixView<std::int32_t> ex
   const auto low = static_cast<std::uint32_t>(experts.first);
   const auto held = static_cast<std::uint32_t>(experts.count);
   const bool whole = experts.count == dims.experts;
+  // A map is built once between kernels that stream gigabytes, so its memory is cold: positions are
+  // asked for this many slots ahead.
+  constexpr std::int64_t ahead = 24;
   std::int32_t* const position_of = next.data();
   std::int32_t* const slots = permutation.data();
-  std::int32_t* const positions = inverse.data();
-  for (std::int64_t t = first; t < last; ++t) {
-    const std::int32_t* const ids = expert_ids.row(t).data();
-    for (std::int64_t k = 0; k < dims.top_k; ++k) {
-      const std::int64_t slot = t * dims.top_k + k;
-      const std::uint32_t group = std::min(static_cast<std::uint32_t>(ids[k]) - low, held);
-      if (group == held && !whole) {
-        positions[slot] = nowhere;
-        continue;
-      }
-      const std::int32_t position = position_of[group]++;
-      slots[position] = static_cast<std::int32_t>(slot);
-      positions[slot] = position;
-    }
-  }
+  const auto group_of = [&](std::int32_t id) {
+    return std::min(static_cast<std::uint32_t>(id) - low, held);
+  };
+  detail::for_runs_of_ids(
+      dims, expert_ids, first, last,
+      [&](const std::int32_t* ids, std::int64_t first_slot, std::int64_t length) {
+        std::int32_t* const positions = inverse.data() + first_slot;
+        for (std::int64_t i = 0; i < length; ++i) {
+          if (i + ahead < length) {
+            __builtin_prefetch(slots + position_of[group_of(ids[i + ahead])], 1);
+          }
+          const std::uint32_t group = group_of(ids[i]);
+          if (group == held && !whole) {
+            positions[i] = nowhere;
+            continue;
+          }
+          const std::int32_t position = position_of[group]++;
+          slots[position] = static_cast<std::int32_t>(first_slot + i);
+          positions[i] = position;
+        }
+      });
 }
 
 namespace detail {
@@ -151,21 +190,13 @@ inline void check_range(std::string_view where, const RouterDims& dims, ExpertRa
   }
 }
 
-/// Throws for the first id that count_slots refused.
-inline void check_ids(std::string_view where, ConstMatrixView<std::int32_t> expert_ids,
-                      const RouterDims& dims) {
-  for (std::int64_t t = 0; t < dims.tokens; ++t) {
-    for (std::int64_t k = 0; k < dims.top_k; ++k) {
-      const std::int32_t id = expert_ids(t, k);
-      const std::string name = element_name("expert_ids", t * dims.top_k + k);
-      if (id != unrouted && (id < 0 || id >= dims.experts)) {
-        fail(where, name, id, "must be in [0, " + std::to_string(dims.experts) + ") or -1");
-      }
-      if ((id == unrouted) != (expert_ids(t, 0) == unrouted)) {
-        fail(where, name, id, "must be -1 in every column of a row or in none");
-      }
-    }
-  }
+[[noreturn]] inline void refuse_id(std::string_view where, const RouterDims& dims,
+                                   ConstMatrixView<std::int32_t> expert_ids, std::int64_t slot) {
+  const std::int32_t id = expert_ids(slot / dims.top_k, slot % dims.top_k);
+  const bool expert = id >= 0 && id < dims.experts;
+  fail(where, element_name("expert_ids", slot), id,
+       expert || id == unrouted ? "must be -1 in every column of a row or in none"
+                                : "must be in [0, " + std::to_string(dims.experts) + ") or -1");
 }
 
 }  // namespace detail
@@ -183,7 +214,7 @@ class RoutingMapBuilder {
   /// Bytes that build takes from its workspace, with so many blocks.
   [[nodiscard]] static std::size_t workspace_bytes(ExpertRange experts, std::int64_t blocks) {
     return Workspace::bytes_for<std::int32_t>(blocks * detail::counter_stride(experts)) +
-           Workspace::bytes_for<std::uint8_t>(blocks);
+           Workspace::bytes_for<std::int64_t>(blocks);
   }
   /// The same with the blocks that build chooses where it is called.
   [[nodiscard]] static std::size_t workspace_bytes(const RouterDims& dims, ExpertRange experts) {
@@ -224,7 +255,7 @@ class RoutingMapBuilder {
     const Workspace::Frame frame(workspace_);
     const std::int64_t stride = detail::counter_stride(experts);
     const auto counters = workspace_.take<std::int32_t>(blocks * stride);
-    const auto valid = workspace_.take<std::uint8_t>(blocks);
+    const auto bad_ids = workspace_.take<std::int64_t>(blocks);
     const auto block_counters = [&](std::int64_t block) {
       return counters.subspan(static_cast<std::size_t>(block * stride),
                               static_cast<std::size_t>(experts.count) + 1);
@@ -232,14 +263,14 @@ class RoutingMapBuilder {
     const auto first_token = [&](std::int64_t block) { return dims.tokens * block / blocks; };
 
     parallel_tasks(blocks, [&](std::int64_t block) {
-      valid[static_cast<std::size_t>(block)] =
+      bad_ids[static_cast<std::size_t>(block)] =
           count_slots(dims, expert_ids, experts, first_token(block), first_token(block + 1),
-                      block_counters(block))
-              ? 1
-              : 0;
+                      block_counters(block));
     });
-    if (std::find(valid.begin(), valid.end(), std::uint8_t{0}) != valid.end()) {
-      detail::check_ids(where, expert_ids, dims);
+    for (const std::int64_t slot : bad_ids) {
+      if (slot >= 0) {
+        detail::refuse_id(where, dims, expert_ids, slot);
+      }
     }
 
     // Experts outside, blocks inside: a block's slots of an expert follow those of earlier blocks.

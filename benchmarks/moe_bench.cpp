@@ -1,0 +1,14 @@
+#include "moe_rows.hpp"
+#include "support/program.hpp"
+
+namespace {
+
+void register_all(heddle::bench::Shapes shapes) {
+  heddle::bench::register_moe_rows(shapes);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return heddle::bench::run(argc, argv, register_all);
+}
