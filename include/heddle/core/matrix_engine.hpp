@@ -102,7 +102,7 @@ template <class A, class Right>
                                          const ResultRange& range, std::int64_t depth) {
   using B = typename Right::Element;
   constexpr std::int64_t most_tile_rows = 8;
-  const std::int64_t packed_rows = reads_in_place<A, B>(a, range.rows, range.columns, depth)
+  const std::int64_t packed_rows = reads_in_place(a, b, range.rows, range.columns, depth)
                                        ? std::min(range.rows, most_tile_rows)
                                        : range.rows;
   bool b_packed = std::is_same_v<B, bfloat16>;  // panels of it are widened on some paths
@@ -175,12 +175,14 @@ template <class TA, class Right, class C>
 void multiply_range(const StoredOperand<TA>& a, const Right& b, const ResultOperand<C>& c,
                     const ResultRange& range, std::int64_t depth, Write write, std::byte* scratch) {
   const BlockProduct<TA, typename Right::Element> product(a, depth, scratch);
+  const auto block_at = [&range](std::int64_t column) {
+    return ResultRange{range.first_row, range.rows, range.first_column + column,
+                       std::min(product_tile_columns, range.columns - column)};
+  };
   for (std::int64_t column = 0; column < range.columns; column += product_tile_columns) {
-    ResultRange block = range;
-    block.first_column += column;
-    block.columns = std::min(product_tile_columns, range.columns - column);
+    const ResultRange block = block_at(column);
     product.run(std::array{b}, std::array{result_at(c, range.first_row, block.first_column)}, block,
-                write);
+                block_at(column + block.columns), write);
   }
 }
 
@@ -238,21 +240,31 @@ void tiles_of_range(const StoredOperand<TA>& a, const std::array<Right, count>& 
   constexpr std::int64_t columns_each = tile_columns<TB, count>;
   C* const values = reinterpret_cast<C*>(scratch);
   const BlockProduct<TA, TB> product(a, depth, scratch + tile_bytes<C>(range.rows));
-  const std::int64_t row_end = range.first_row + range.rows;
-  const std::int64_t column_end = range.first_column + range.columns;
-  for (std::int64_t column = range.first_column; column < column_end; column += columns_each) {
-    const std::int64_t columns = std::min(columns_each, column_end - column);
-    for (std::int64_t row = range.first_row; row < row_end; row += product_tile_rows) {
-      const std::int64_t rows = std::min(product_tile_rows, row_end - row);
-      ProductTile<C, count> tile{row, column, {}};
+  const auto rows_at = [&](std::int64_t row) {
+    return std::min(product_tile_rows, range.rows - row);
+  };
+  const auto columns_at = [&](std::int64_t column) {
+    return std::min(columns_each, range.columns - column);
+  };
+  for (std::int64_t column = 0; column < range.columns; column += columns_each) {
+    for (std::int64_t row = 0; row < range.rows; row += product_tile_rows) {
+      const ResultRange block{range.first_row + row, rows_at(row), range.first_column + column,
+                              columns_at(column)};
+      // The tiles of a column block follow each other: they read the same columns of b.
+      ResultRange next = block;
+      if (row + block.rows == range.rows) {
+        next.first_column += block.columns;
+        next.columns = columns_at(column + block.columns);
+      }
+      ProductTile<C, count> tile{block.first_row, block.first_column, {}};
       std::array<ResultOperand<C>, count> results;
       for (std::size_t i = 0; i < count; ++i) {
-        tile.values[i] = MatrixView<C>(values + static_cast<std::int64_t>(i) * columns_each, rows,
-                                       columns, tile_stride<C>);
+        tile.values[i] = MatrixView<C>(values + static_cast<std::int64_t>(i) * columns_each,
+                                       block.rows, block.columns, tile_stride<C>);
         results[i] = result_operand(tile.values[i]);
       }
       const Write write = begin_tile(tile);
-      product.run(b, results, ResultRange{row, rows, column, columns}, write);
+      product.run(b, results, block, next, write);
       end_tile(tile);
     }
   }

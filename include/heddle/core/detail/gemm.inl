@@ -64,14 +64,36 @@ struct PairStepRows {
   }
 };
 
+/// What a tile does with B besides multiplying it.
+enum class BUse {
+  read,
+  pack,  ///< writes it in panels, as it was multiplied
+};
+
+/// Where a packing tile writes B: a cache line of each panel for each part of a step.
+struct PackedB {
+  char* next;
+  std::int64_t panel_bytes;
+};
+
 /// One part of one step of a tile.
-template <class Step, AOrder order, int part, int rows, int vectors>
+template <class Step, AOrder order, BUse use, int part, int rows, int vectors>
 [[gnu::always_inline]] inline void multiply_part(
     const typename Step::AElement* a, std::int64_t a_stride, const char* b,
-    std::int64_t b_step_bytes, std::int64_t b_panel_bytes,
+    std::int64_t b_step_bytes, std::int64_t b_panel_bytes, PackedB& packed,
     typename Step::Accumulate::Vector (&sum)[rows][vectors]) {
   typename Step::BVector right[vectors];
   Step::template load_b<part, vectors>(b, b_panel_bytes, b_step_bytes, right);
+  if constexpr (use == BUse::pack) {
+    constexpr int per_panel = vectors_per_panel<typename Step::Accumulate>;
+#pragma GCC unroll 16
+    for (int v = 0; v < vectors; ++v) {
+      __builtin_memcpy(packed.next + v / per_panel * packed.panel_bytes +
+                           v % per_panel * static_cast<int>(sizeof right[v]),
+                       &right[v], sizeof right[v]);
+    }
+    packed.next += 64;
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     const auto left = Step::broadcast(order == AOrder::by_step ? a + part * a_stride + r
@@ -83,10 +105,18 @@ template <class Step, AOrder order, int part, int rows, int vectors>
   }
 }
 
+/// What one tile fetches of its block's FetchAhead: a piece every so many steps.
+struct TileFetch {
+  const char* first;
+  std::int64_t stride;
+  std::int64_t steps;
+};
+
 /// rows x panels of C over one block of K. Every accumulator is one chain from +0.
-template <class Step, AOrder order, int rows, int panels, class C>
-inline void tile(const detail::BlockWork<C>& work, const typename Step::AElement* a, const char* b,
-                 C* c, std::int64_t c_stride, std::int64_t c_panel, bool add) {
+template <class Step, AOrder order, BUse use, int rows, int panels, class C>
+inline void tile(const detail::BlockWork<C>& work, const TileFetch& fetch,
+                 const typename Step::AElement* a, const char* b, C* c, std::int64_t c_stride,
+                 std::int64_t c_panel, bool add) {
   using S = typename Step::Accumulate;
   constexpr int per_panel = vectors_per_panel<S>;
   constexpr int vectors = panels * per_panel;
@@ -102,13 +132,24 @@ inline void tile(const detail::BlockWork<C>& work, const typename Step::AElement
   const std::int64_t b_step_bytes = work.b_step_bytes;
   const std::int64_t b_panel_bytes = work.b_panel_bytes;
   const std::int64_t a_step = Step::parts * (order == AOrder::by_step ? a_stride : 1);
-  for (std::int64_t step = work.steps; step > 0; --step) {
-    multiply_part<Step, order, 0>(a, a_stride, b, b_step_bytes, b_panel_bytes, sum);
-    if constexpr (Step::parts == 2) {
-      multiply_part<Step, order, 1>(a, a_stride, b, b_step_bytes, b_panel_bytes, sum);
+  PackedB packed{static_cast<char*>(work.packed_b), work.packed_b_panel_bytes};
+  const char* ahead = fetch.first;
+  for (std::int64_t left = work.steps; left > 0; left -= fetch.steps) {
+#pragma GCC unroll 4
+    for (int byte = 0; byte < detail::fetch_row_bytes; byte += 64) {
+      __builtin_prefetch(ahead + byte, 0, 2);
     }
-    a += a_step;
-    b += b_step_bytes;
+    ahead += fetch.stride;
+    std::int64_t step = left < fetch.steps ? left : fetch.steps;
+    do {
+      multiply_part<Step, order, use, 0>(a, a_stride, b, b_step_bytes, b_panel_bytes, packed, sum);
+      if constexpr (Step::parts == 2) {
+        multiply_part<Step, order, use, 1>(a, a_stride, b, b_step_bytes, b_panel_bytes, packed,
+                                           sum);
+      }
+      a += a_step;
+      b += b_step_bytes;
+    } while (--step > 0);
   }
   if (add) {
 #pragma GCC unroll 16
@@ -132,21 +173,22 @@ inline void tile(const detail::BlockWork<C>& work, const typename Step::AElement
 /// `count` rows by the smallest tile that has them. What a tile has more than exists, of rows (packed
 /// A has something there) or of columns, goes into a buffer: in C it is not ours.
 template <class Step, AOrder order, int rows, int panels, class C>
-inline void tile_of_rows(std::int64_t count, const detail::BlockWork<C>& work, const void* a,
-                         const char* b, C* c, std::int64_t columns) {
+inline void tile_of_rows(std::int64_t count, const detail::BlockWork<C>& work,
+                         const TileFetch& fetch, const void* a, const char* b, C* c,
+                         std::int64_t columns) {
   if constexpr (rows > 1 && order == AOrder::by_step) {
     constexpr int smaller = rows > 4 ? 4 : rows / 2;
     if (count <= smaller) {
-      tile_of_rows<Step, order, smaller, panels>(count, work, a, b, c, columns);
+      tile_of_rows<Step, order, smaller, panels>(count, work, fetch, a, b, c, columns);
       return;
     }
   }
   constexpr std::int64_t width = panel_columns<C>;
   const bool whole = count == rows && columns >= panels * width;
   C buffer[rows * panels * width];
-  tile<Step, order, rows, panels>(work, static_cast<const typename Step::AElement*>(a), b,
-                                  whole ? c : buffer, whole ? work.c_stride : panels * width,
-                                  whole ? work.c_panel : width, whole && work.add);
+  tile<Step, order, BUse::read, rows, panels>(
+      work, fetch, static_cast<const typename Step::AElement*>(a), b, whole ? c : buffer,
+      whole ? work.c_stride : panels * width, whole ? work.c_panel : width, whole && work.add);
   if (!whole) {
     const std::int64_t existing = columns < panels * width ? columns : panels * width;
     for (std::int64_t r = 0; r < count; ++r) {
@@ -159,9 +201,42 @@ inline void tile_of_rows(std::int64_t count, const detail::BlockWork<C>& work, c
   }
 }
 
+/// Pieces of a block's FetchAhead, dealt out to its tiles in turn.
+struct BlockFetch {
+  std::int64_t next;      ///< piece of the next tile
+  std::int64_t per_tile;  ///< pieces
+  std::int64_t steps;     ///< of a tile for one piece
+};
+
+template <class C>
+inline BlockFetch deal_fetch(const detail::BlockWork<C>& work) {
+  constexpr std::int64_t rows = Tiling::rows;
+  constexpr std::int64_t columns = Tiling::panels * panel_columns<C>;
+  const std::int64_t tiles =
+      ((work.rows + rows - 1) / rows) * ((work.columns + columns - 1) / columns);
+  if (work.ahead.first == nullptr || tiles == 0) {
+    return {0, 0, work.steps};
+  }
+  const std::int64_t per_tile = (work.ahead.pieces + tiles - 1) / tiles;
+  return {0, per_tile, (work.steps + per_tile - 1) / per_tile};
+}
+
+/// The next tile's share; where there is none left, of what it reads anyway.
+template <class C>
+inline TileFetch take_fetch(const detail::BlockWork<C>& work, const char* b, BlockFetch& fetch) {
+  const detail::FetchAhead& ahead = work.ahead;
+  if (fetch.per_tile == 0 || fetch.next >= ahead.pieces) {
+    return {b, 0, work.steps};
+  }
+  const char* const first = ahead.first + fetch.next % ahead.rows * ahead.stride +
+                            fetch.next / ahead.rows * detail::fetch_row_bytes;
+  fetch.next += fetch.per_tile;
+  return {first, ahead.stride, fetch.steps};
+}
+
 /// Every row of the block against a tile's panels of B.
 template <class Step, AOrder order, int panels, class C>
-inline void rows_of_block(const detail::BlockWork<C>& work, const char* b, C* c,
+inline void rows_of_block(const detail::BlockWork<C>& work, BlockFetch& fetch, const char* b, C* c,
                           std::int64_t columns) {
   using AElement = typename Step::AElement;
   constexpr std::int64_t rows = Tiling::rows;
@@ -171,7 +246,8 @@ inline void rows_of_block(const detail::BlockWork<C>& work, const char* b, C* c,
                                : rows * work.a_stride * static_cast<std::int64_t>(sizeof(AElement));
   for (std::int64_t row = 0; row < work.rows; row += rows) {
     const std::int64_t count = work.rows - row < rows ? work.rows - row : rows;
-    tile_of_rows<Step, order, Tiling::rows, panels>(count, work, a + row / rows * tile_bytes, b,
+    tile_of_rows<Step, order, Tiling::rows, panels>(count, work, take_fetch(work, b, fetch),
+                                                    a + row / rows * tile_bytes, b,
                                                     c + row * work.c_stride, columns);
   }
 }
@@ -180,15 +256,54 @@ inline void rows_of_block(const detail::BlockWork<C>& work, const char* b, C* c,
 template <class Step, AOrder order, class C>
 inline void block(const detail::BlockWork<C>& work) {
   constexpr std::int64_t width = panel_columns<C>;
+  BlockFetch fetch = deal_fetch(work);
   for (std::int64_t column = 0; column < work.columns; column += Tiling::panels * width) {
     const std::int64_t panel = column / width;
     const std::int64_t columns = work.columns - column;
     const char* const b = static_cast<const char*>(work.b) + panel * work.b_panel_bytes;
     C* const c = work.c + panel * work.c_panel;
     if (Tiling::panels == 1 || columns <= width) {
-      rows_of_block<Step, order, 1>(work, b, c, columns);
+      rows_of_block<Step, order, 1>(work, fetch, b, c, columns);
     } else {
-      rows_of_block<Step, order, Tiling::panels>(work, b, c, columns);
+      rows_of_block<Step, order, Tiling::panels>(work, fetch, b, c, columns);
+    }
+  }
+}
+
+/// The rows of a block against panels of B that are read as they are stored by the first rows' tile,
+/// and by the others as that tile leaves them packed.
+template <class Step, class StepRows, int panels, class C>
+inline void rows_of_packing_block(const detail::BlockWork<C>& work, BlockFetch& fetch,
+                                  const char* b, C* c, std::int64_t columns) {
+  static_assert(Step::parts == 1);
+  constexpr std::int64_t rows = Tiling::rows;
+  tile<StepRows, AOrder::by_step, BUse::pack, Tiling::rows, panels>(
+      work, take_fetch(work, b, fetch), static_cast<const typename StepRows::AElement*>(work.a), b,
+      c, work.c_stride, work.c_panel, work.add);
+  detail::BlockWork<C> others = work;
+  others.a = static_cast<const char*>(work.a) + work.a_panel_bytes;
+  others.rows -= rows;
+  others.steps *= StepRows::parts;
+  others.b_step_bytes = 64;
+  others.b_panel_bytes = work.packed_b_panel_bytes;
+  rows_of_block<Step, AOrder::by_step, panels>(
+      others, fetch, static_cast<const char*>(work.packed_b), c + rows * work.c_stride, columns);
+}
+
+/// A block of a product of at least a tile of rows, whole panels of columns, B in rows.
+template <class Step, class StepRows, class C>
+inline void packing_block(const detail::BlockWork<C>& work) {
+  constexpr std::int64_t width = panel_columns<C>;
+  BlockFetch fetch = deal_fetch(work);
+  for (std::int64_t column = 0; column < work.columns; column += Tiling::panels * width) {
+    const std::int64_t panel = column / width;
+    const std::int64_t columns = work.columns - column;
+    const char* const b = static_cast<const char*>(work.b) + panel * work.b_panel_bytes;
+    C* const c = work.c + panel * work.c_panel;
+    if (Tiling::panels == 1 || columns <= width) {
+      rows_of_packing_block<Step, StepRows, 1>(work, fetch, b, c, columns);
+    } else {
+      rows_of_packing_block<Step, StepRows, Tiling::panels>(work, fetch, b, c, columns);
     }
   }
 }
@@ -507,6 +622,9 @@ constexpr detail::GemmKernels<typename PackA::Source, typename PackB::Source> ma
   kernels.pack_rows_b = &pack_rows_b<PackB>;
   kernels.block = &block<Step, AOrder::by_step, C>;
   kernels.block_b_rows = &block<StepRows, AOrder::by_step, C>;
+  if constexpr (std::is_same_v<A, typename PackB::Source>) {
+    kernels.packing_block = &packing_block<Step, StepRows, C>;
+  }
   if constexpr (std::is_same_v<A, typename Step::AElement>) {
     kernels.block_a_rows = &block<Step, AOrder::by_row, C>;
   }

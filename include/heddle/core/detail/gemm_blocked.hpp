@@ -89,16 +89,6 @@ inline constexpr std::int64_t in_place_rows = 8;
 /// Columns of B up to which copying A would cost more than reading it from afar.
 inline constexpr std::int64_t in_place_columns = 128;
 
-/// Whether tiles read A where it is, all but the rows of a last tile that is not whole.
-template <class A, class B>
-[[nodiscard]] constexpr bool reads_in_place(const StoredOperand<A>& a, std::int64_t rows,
-                                            std::int64_t columns, std::int64_t depth) {
-  const std::int64_t lines = a.transposed ? depth : rows;
-  return std::is_same_v<A, AccumulatorOf<B>> && a.row_ids == nullptr &&
-         ((!a.transposed && columns <= in_place_columns) ||
-          lines * a.stride * static_cast<std::int64_t>(sizeof(A)) <= in_place_bytes);
-}
-
 /// Whether tiles read B where it is, all but the columns of a last panel that is not whole.
 template <class A, class B>
 [[nodiscard]] constexpr bool reads_in_place(const StoredOperand<B>& b, std::int64_t rows,
@@ -108,6 +98,36 @@ template <class A, class B>
          (rows <= in_place_rows ||
           depth * b.stride * static_cast<std::int64_t>(sizeof(B)) <= in_place_bytes);
 }
+template <class A, class B>
+[[nodiscard]] constexpr bool reads_in_place(const PanelOperand<B>&, std::int64_t, std::int64_t) {
+  return true;
+}
+
+/// Whether the tiles of the first rows pack B while they read it, so that A had better be packed.
+template <class A, class B>
+[[nodiscard]] constexpr bool packs_by_tiles(const StoredOperand<B>& b, std::int64_t rows,
+                                            std::int64_t depth) {
+  return std::is_same_v<A, B> && !b.transposed && b.row_ids == nullptr &&
+         !reads_in_place<A>(b, rows, depth);
+}
+template <class A, class B>
+[[nodiscard]] constexpr bool packs_by_tiles(const PanelOperand<B>&, std::int64_t, std::int64_t) {
+  return false;
+}
+
+/// Whether tiles read A where it is, all but the rows of a last tile that is not whole.
+template <class A, class Right>
+[[nodiscard]] constexpr bool reads_in_place(const StoredOperand<A>& a, const Right& b,
+                                            std::int64_t rows, std::int64_t columns,
+                                            std::int64_t depth) {
+  if (!std::is_same_v<A, AccumulatorOf<typename Right::Element>> || a.row_ids != nullptr) {
+    return false;
+  }
+  const std::int64_t lines = a.transposed ? depth : rows;
+  const bool near = lines * a.stride * static_cast<std::int64_t>(sizeof(A)) <= in_place_bytes;
+  return a.transposed ? near
+                      : columns <= in_place_columns || (near && !packs_by_tiles<A>(b, rows, depth));
+}
 
 /// A product, block of rows by block of K: packs what must be packed and runs the path's tiles. The
 /// driver of everything public.
@@ -116,17 +136,20 @@ class BlockProduct {
   using Kernels = GemmKernels<A, B>;
   using C = typename Kernels::C;
   static constexpr std::int64_t width = panel_columns<B>;
+  static constexpr std::int64_t group = pack_group * width;
   static constexpr std::int64_t line = 64;
+  static constexpr auto element = static_cast<std::int64_t>(sizeof(B));
 
  public:
   BlockProduct(const StoredOperand<A>& a, std::int64_t depth, std::byte* scratch)
       : kernels_(current_kernels<A, B>()), a_(a), depth_(depth), scratch_(scratch) {}
 
   /// The range of the product of A with each of several right factors, written from the first element
-  /// of each c on. A is packed once for all; B as often as there are blocks of rows.
+  /// of each c on. A is packed once for all; B as often as there are blocks of rows. The columns of
+  /// `next`, the range that follows, are fetched towards the end.
   template <class Right, std::size_t count>
   void run(const std::array<Right, count>& b, std::array<ResultOperand<C>, count> c,
-           const ResultRange& range, Write write) const {
+           const ResultRange& range, const ResultRange& next, Write write) const {
     if (range.rows == 0 || range.columns == 0) {
       return;
     }
@@ -140,12 +163,23 @@ class BlockProduct {
       ResultRange block = range;
       block.first_row += row;
       block.rows = std::min(step, range.rows - row);
+      const bool a_in_place = reads_in_place(a_, b[0], block.rows, block.columns, depth_);
       for (std::int64_t k = 0; k < depth_; k += product_block_depth) {
         const std::int64_t depth = std::min(product_block_depth, depth_ - k);
-        PlacedA a = place_a(block, k, depth);
+        PlacedA a = place_a(block, k, depth, a_in_place);
         a.add = k > 0 || write == Write::accumulate;
         for (std::size_t i = 0; i < count; ++i) {
-          multiply_columns(b[i], result_at(c[i], row, 0), block, k, depth, a);
+          FetchAhead after;
+          if (i + 1 < count) {
+            after = fetch_ahead(b[i + 1], k, range.first_column, range.columns);
+          } else if (k + depth < depth_) {
+            after = fetch_ahead(b[0], k + depth, range.first_column, range.columns);
+          } else if (row + step < range.rows) {
+            after = fetch_ahead(b[0], 0, range.first_column, range.columns);
+          } else if (next.columns > 0) {
+            after = fetch_ahead(b[0], 0, next.first_column, next.columns);
+          }
+          multiply_columns(b[i], result_at(c[i], row, 0), block, k, depth, a, after);
         }
       }
     }
@@ -177,13 +211,13 @@ class BlockProduct {
            kernels_.depth_multiple;
   }
 
-  [[nodiscard]] PlacedA place_a(const ResultRange& range, std::int64_t k,
-                                std::int64_t depth) const {
+  [[nodiscard]] PlacedA place_a(const ResultRange& range, std::int64_t k, std::int64_t depth,
+                                bool in_place) const {
     const std::int64_t tile_rows = kernels_.tile_rows;
     PlacedA placed{};
     placed.steps = packed_depth(depth) / kernels_.step_depth;
     placed.panel_bytes = tile_rows * kernels_.a_step_bytes * placed.steps;
-    if (reads_in_place<A, B>(a_, range.rows, range.columns, depth_)) {
+    if (in_place) {
       // The rows of a last, smaller tile are packed: tiles read as many rows as they have.
       placed.in_place = a_.transposed ? a_.row(k) + range.first_row : a_.row(range.first_row) + k;
       placed.in_place_rows = range.rows / tile_rows * tile_rows;
@@ -200,15 +234,19 @@ class BlockProduct {
 
   void pack_a(std::int64_t first_row, std::int64_t k, std::int64_t depth,
               const PlacedA& placed) const {
+    const std::int64_t tile_rows = kernels_.tile_rows;
     const A* lines[product_block_depth];
     if (a_.transposed) {
       for (std::int64_t i = 0; i < depth; ++i) {
         lines[i] = a_.row(k + i) + first_row;
       }
-      kernels_.pack_rows_a(lines, 0, placed.packed_rows, depth, scratch_, placed.panel_bytes);
+      // Few panels at a time: they lie a power of two apart, on the same sets of the first-level cache.
+      for (std::int64_t row = 0; row < placed.packed_rows; row += 8 * tile_rows) {
+        kernels_.pack_rows_a(lines, row, std::min(8 * tile_rows, placed.packed_rows - row), depth,
+                             scratch_ + row / tile_rows * placed.panel_bytes, placed.panel_bytes);
+      }
       return;
     }
-    const std::int64_t tile_rows = kernels_.tile_rows;
     for (std::int64_t row = 0; row < placed.packed_rows; row += tile_rows) {
       const std::int64_t rows = std::min(tile_rows, placed.packed_rows - row);
       for (std::int64_t i = 0; i < rows; ++i) {
@@ -219,47 +257,121 @@ class BlockProduct {
     }
   }
 
+  /// The first group of panels of these columns, from row k on: what packing will read.
+  [[nodiscard]] FetchAhead fetch_ahead(const StoredOperand<B>& b, std::int64_t k,
+                                       std::int64_t first_column, std::int64_t columns) const {
+    if (b.row_ids != nullptr) {
+      return {};
+    }
+    const auto pieces = [](std::int64_t elements) {
+      return (elements * element + fetch_row_bytes - 1) / fetch_row_bytes;
+    };
+    const std::int64_t depth = std::min(product_block_depth, depth_ - k);
+    const std::int64_t taken = std::min(fetch_row_bytes / element, columns);
+    const std::int64_t rows = b.transposed ? taken : depth;
+    const B* const first = b.transposed ? b.row(first_column) + k : b.row(k) + first_column;
+    return {reinterpret_cast<const char*>(first), b.stride * element, rows,
+            rows * pieces(b.transposed ? depth : taken)};
+  }
+
+  [[nodiscard]] static FetchAhead fetch_ahead(const PanelOperand<B>&, std::int64_t, std::int64_t,
+                                              std::int64_t) {
+    return {};  // panels lie one behind the other, which hardware foresees
+  }
+
   /// Columns whose panels exist already.
   void multiply_columns(const PanelOperand<B>& b, const ResultOperand<C>& c,
                         const ResultRange& range, std::int64_t k, std::int64_t depth,
-                        const PlacedA& a) const {
+                        const PlacedA& a, const FetchAhead&) const {
     const std::int64_t first = range.first_column / width;
     if constexpr (std::is_same_v<B, bfloat16>) {
       if (kernels_.widen_panel != nullptr) {
         const std::int64_t pairs = (depth + 1) / 2;
         const std::int64_t panel_bytes = pairs * 2 * line;
-        for (std::int64_t column = 0; column < range.columns; column += pack_group * width) {
-          const std::int64_t columns = std::min(pack_group * width, range.columns - column);
+        for (std::int64_t column = 0; column < range.columns; column += group) {
+          const std::int64_t columns = std::min(group, range.columns - column);
           for (std::int64_t j = 0; j < columns; j += width) {
             kernels_.widen_panel(
                 b.data + (first + (column + j) / width) * b.panel_stride + k * width, pairs,
                 a.rest + j / width * panel_bytes);
           }
-          run_columns(a, {a.rest, line, panel_bytes}, c, column, columns);
+          run_columns(kernels_.block, a, {a.rest, line, panel_bytes}, c, column, columns);
         }
         return;
       }
     }
-    run_columns(a,
+    run_columns(kernels_.block, a,
                 {b.data + first * b.panel_stride + k * width, line,
                  b.panel_stride * static_cast<std::int64_t>(sizeof(B))},
                 c, 0, range.columns);
   }
 
-  /// Columns that are read where they are stored, or packed a group of panels at a time.
+  /// Columns that are read where they are stored, packed by the tiles of the first rows, or packed a
+  /// group of panels at a time: whole panels by one of the first two where it can be, since tiles read
+  /// whole panels.
   void multiply_columns(const StoredOperand<B>& b, const ResultOperand<C>& c,
                         const ResultRange& range, std::int64_t k, std::int64_t depth,
-                        const PlacedA& a) const {
+                        const PlacedA& a, const FetchAhead& after) const {
+    const std::int64_t whole = range.columns / width * width;
     std::int64_t column = 0;
     if (reads_in_place<A>(b, range.rows, depth_)) {
-      // Whole panels where they lie; what is left of a last one is packed, since tiles read whole
-      // panels.
-      column = range.columns / width * width;
-      multiply_in_place(b, b.row(k) + range.first_column, c, depth, column, a);
+      column = whole;
+      multiply_in_place(b.row(k) + range.first_column, b.stride, c, depth, whole, a);
+    } else if (tiles_pack(b, a, depth)) {
+      for (; column < whole; column += fetch_row_bytes / element) {
+        const std::int64_t columns = std::min(fetch_row_bytes / element, whole - column);
+        multiply_packing(b.row(k) + range.first_column + column, b.stride, result_at(c, 0, column),
+                         depth, columns, a,
+                         column + columns < range.columns
+                             ? fetch_ahead(b, k, range.first_column + column + columns,
+                                           range.columns - column - columns)
+                             : after);
+      }
+      column = whole;
     }
-    if (column == range.columns) {
-      return;
+    if (column < range.columns) {
+      multiply_packed(b, c, range, column, k, depth, a, after);
     }
+  }
+
+  void multiply_in_place(const B* first, std::int64_t stride, const ResultOperand<C>& c,
+                         std::int64_t depth, std::int64_t columns, PlacedA a) const {
+    const PlacedB rows{first, step_depth<B> * stride * element, width * element};
+    a.steps = depth / step_depth<B>;
+    run_columns(step_depth<B> == 2 ? kernels_.block_b_rows : kernels_.block, a, rows, c, 0,
+                columns);
+  }
+
+  /// Whether the tiles of the first rows can pack B: all rows of A lie step after step in one place, at
+  /// least one tile of them.
+  [[nodiscard]] bool tiles_pack(const StoredOperand<B>& b, const PlacedA& a,
+                                std::int64_t depth) const {
+    const bool one_place = a.in_place_rows == 0 || (a_.transposed && a.packed_rows == 0);
+    return kernels_.packing_block != nullptr && !b.transposed && b.row_ids == nullptr &&
+           depth % step_depth<B> == 0 && one_place &&
+           a.in_place_rows + a.packed_rows >= kernels_.tile_rows;
+  }
+
+  void multiply_packing(const B* first, std::int64_t stride, const ResultOperand<C>& c,
+                        std::int64_t depth, std::int64_t columns, const PlacedA& a,
+                        const FetchAhead& ahead) const {
+    BlockWork<C> work =
+        work_of(a, {first, step_depth<B> * stride * element, width * element}, c, 0, columns);
+    work.steps = depth / step_depth<B>;
+    work.ahead = ahead;
+    work.packed_b = a.rest;
+    work.packed_b_panel_bytes = a.steps * line;
+    if (a.in_place_rows > 0) {
+      take_in_place(a, work);
+    } else {
+      take_packed(a, work);
+    }
+    kernels_.packing_block(work);
+  }
+
+  void multiply_packed(const StoredOperand<B>& b, const ResultOperand<C>& c,
+                       const ResultRange& range, std::int64_t column, std::int64_t k,
+                       std::int64_t depth, const PlacedA& a, const FetchAhead& after) const {
     const B* lines[product_block_depth];
     if (!b.transposed) {
       for (std::int64_t i = 0; i < depth; ++i) {
@@ -267,8 +379,8 @@ class BlockProduct {
       }
     }
     const std::int64_t panel_bytes = a.steps * line;
-    for (; column < range.columns; column += pack_group * width) {
-      const std::int64_t columns = std::min(pack_group * width, range.columns - column);
+    for (; column < range.columns; column += group) {
+      const std::int64_t columns = std::min(group, range.columns - column);
       if (b.transposed) {
         for (std::int64_t first = 0; first < columns; first += width) {
           const std::int64_t existing = std::min(width, columns - first);
@@ -281,19 +393,10 @@ class BlockProduct {
       } else {
         kernels_.pack_rows_b(lines, column, columns, depth, a.rest, panel_bytes);
       }
-      run_columns(a, {a.rest, line, panel_bytes}, c, column, columns);
-    }
-  }
-
-  void multiply_in_place(const StoredOperand<B>& b, const B* first, const ResultOperand<C>& c,
-                         std::int64_t depth, std::int64_t columns, PlacedA a) const {
-    constexpr auto element = static_cast<std::int64_t>(sizeof(B));
-    if constexpr (std::is_same_v<B, bfloat16>) {
-      a.steps = depth / 2;
-      run_packed(kernels_.block_b_rows, a, {first, 2 * b.stride * element, width * element}, c, 0,
-                 columns);
-    } else {
-      run_columns(a, {first, b.stride * element, width * element}, c, 0, columns);
+      const std::int64_t rest = range.columns - column - columns;
+      run_columns(
+          kernels_.block, a, {a.rest, line, panel_bytes}, c, column, columns,
+          rest == 0 ? after : fetch_ahead(b, k, range.first_column + column + columns, rest));
     }
   }
 
@@ -303,30 +406,35 @@ class BlockProduct {
     std::int64_t panel_bytes;
   };
 
-  void run_columns(const PlacedA& a, const PlacedB& b, const ResultOperand<C>& c,
-                   std::int64_t column, std::int64_t columns) const {
+  /// Every row against columns of B; `by_step` takes A step after step.
+  void run_columns(Block by_step, const PlacedA& a, const PlacedB& b, const ResultOperand<C>& c,
+                   std::int64_t column, std::int64_t columns, const FetchAhead& ahead = {}) const {
+    BlockWork<C> work = work_of(a, b, c, column, columns);
+    work.ahead = ahead;
     if (a.in_place_rows > 0) {
-      BlockWork<C> work = work_of(a, b, c, column, columns);
-      work.a = a.in_place;
-      work.a_stride = a_.stride;
-      work.a_panel_bytes = kernels_.tile_rows * kernels_.a_step_bytes;
-      work.rows = a.in_place_rows;
-      (a_.transposed ? kernels_.block : kernels_.block_a_rows)(work);
+      take_in_place(a, work);
+      (a_.transposed ? by_step : kernels_.block_a_rows)(work);
+      work.ahead = {};
+      work.c += a.in_place_rows * c.stride;
     }
     if (a.packed_rows > 0) {
-      run_packed(kernels_.block, a, b, c, column, columns);
+      take_packed(a, work);
+      by_step(work);
     }
   }
 
-  void run_packed(Block block, const PlacedA& a, const PlacedB& b, const ResultOperand<C>& c,
-                  std::int64_t column, std::int64_t columns) const {
-    BlockWork<C> work = work_of(a, b, c, column, columns);
+  void take_in_place(const PlacedA& a, BlockWork<C>& work) const {
+    work.a = a.in_place;
+    work.a_stride = a_.stride;
+    work.a_panel_bytes = kernels_.tile_rows * kernels_.a_step_bytes;
+    work.rows = a.in_place_rows;
+  }
+
+  void take_packed(const PlacedA& a, BlockWork<C>& work) const {
     work.a = scratch_;
     work.a_stride = kernels_.tile_rows;
     work.a_panel_bytes = a.panel_bytes;
     work.rows = a.packed_rows;
-    work.c += a.in_place_rows * c.stride;
-    block(work);
   }
 
   [[nodiscard]] static BlockWork<C> work_of(const PlacedA& a, const PlacedB& b,

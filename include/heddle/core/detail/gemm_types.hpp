@@ -29,6 +29,19 @@ inline constexpr std::int64_t step_depth = std::is_same_v<T, bfloat16> ? 2 : 1;
 /// 128 KiB are written before they are used.
 inline constexpr std::int64_t pack_group = 4;
 
+/// Bytes of a row of B that are fetched ahead at once: a few cache lines, since the next row is likely
+/// on another page.
+inline constexpr std::int64_t fetch_row_bytes = 256;
+
+/// Memory that a block's tiles fetch into the second-level cache while they multiply: what will be
+/// packed next. Row by row fetch_row_bytes of it, then the next so many bytes of each row.
+struct FetchAhead {
+  const char* first = nullptr;  ///< null: nothing
+  std::int64_t stride = 0;      ///< bytes between rows
+  std::int64_t rows = 0;
+  std::int64_t pieces = 0;  ///< of fetch_row_bytes, in all rows
+};
+
 /// One block of a product: all columns and any number of rows over one block of K. A step is one
 /// element of K, or a pair of bf16.
 ///
@@ -53,6 +66,10 @@ struct BlockWork {
   std::int64_t rows;
   std::int64_t columns;  ///< that exist: only they are written
   bool add;              ///< c += the block's sum, else c = it
+  FetchAhead ahead;
+  void*
+      packed_b;  ///< where a packing block leaves a tile's panels of B, packed_b_panel_bytes apart
+  std::int64_t packed_b_panel_bytes;
 };
 
 /// What one path offers for factors stored as A and B. The functions are compiled for the path's
@@ -75,6 +92,9 @@ struct GemmKernels {
   Block block;         ///< A step after step; B in panels, or rows of f32 and f64 in place
   Block block_a_rows;  ///< the same with A row after row; null where A must be widened
   Block block_b_rows;  ///< bf16: A step after step, steps of two rows of B in place
+  /// The same for f32 and f64 too, whole panels and at least tile_rows rows: the first tile packs B, the
+  /// others read it packed. Null where A and B are stored as different types.
+  Block packing_block;
   /// A panel of bf16 pairs as this path multiplies it; null where that is as it is.
   void (*widen_panel)(const bfloat16* pairs, std::int64_t count, void* out);
 };
