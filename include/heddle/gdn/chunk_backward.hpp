@@ -46,6 +46,7 @@ class ChunkBackward {
     d_beta_ = memory.template take<A>(most);
     d_g_ = memory.template take<A>(most);
     d_in_ = memory.template take<A>(most);
+    d_taken_ = memory.template take<A>(most);
     d_out_ = memory.template take<A>(most);
     sums_ = memory.template take<A>(most);
     factors_ = memory.template take<A>(2 * most);
@@ -200,7 +201,7 @@ class ChunkBackward {
         gates.beta.data(), forward_.q().data(), forward_.k().data(), forward_.k().stride(),
         enters ? to_state_.data() : nullptr, enters ? to_state_.row_block(n, n).data() : nullptr,
         d_state.zero ? nullptr : of_state_.data(), to_state_.stride(), d_q_.data(), d_k_.data(),
-        d_q_.stride(), d_in_.data(), d_out_.data());
+        d_q_.stride(), d_in_.data(), d_taken_.data(), d_out_.data());
     const bool keeps = !d_state.zero && gates.last != A(0);
     A d_last = A(0);
     if (keeps && enters) {
@@ -246,7 +247,7 @@ class ChunkBackward {
     for (std::int64_t i = range.count - 1; i >= 0; --i) {
       const auto at = static_cast<std::size_t>(i);
       const std::int64_t t = range.first + i;
-      behind += static_cast<double>(d_in_[at]);
+      behind += static_cast<double>(d_in_[at]) - static_cast<double>(d_taken_[at]);
       const bool valid = row.segments.valid(t);
       const double sum = static_cast<double>(d_g_[at]) + behind + static_cast<double>(d_out_[at]);
       d_g(t, 0) = valid && !row.segments.starts(t) ? static_cast<A>(sum) : A(0);
@@ -273,6 +274,7 @@ class ChunkBackward {
   std::span<A> d_beta_;
   std::span<A> d_g_;
   std::span<A> d_in_;
+  std::span<A> d_taken_;
   std::span<A> d_out_;
   std::span<A> sums_;
   std::span<A> factors_;

@@ -37,7 +37,7 @@ struct ChunkMath {
                            std::int64_t leaving, const T* in, const T* out, const T* beta,
                            const T* q, const T* k, std::int64_t qk_stride, const T* s_z,
                            const T* s_o, const T* n_ds, std::int64_t stride, T* d_q, T* d_k,
-                           std::int64_t d_stride, T* a_in, T* a_out);
+                           std::int64_t d_stride, T* a_in, T* a_taken, T* a_out);
   void (*value_cotangents)(std::int64_t rows, std::int64_t columns, const T* beta, const T* z,
                            std::int64_t z_stride, const T* y, std::int64_t y_stride, T* d_v,
                            std::int64_t d_v_stride, T* d_beta);

@@ -17,13 +17,36 @@ struct OneDouble {
   static void store_first(double* p, double x, int) { *p = x; }
   static double add(double a, double b) { return a + b; }
   static double sub(double a, double b) { return a - b; }
-  static double mul(double a, double b) { return a * b; }
-  static double fma(double a, double b, double c) { return a * b + c; }
-  static double negated_fma(double a, double b, double c) { return c - a * b; }
-  static double max(double a, double b) { return a > b ? a : b; }
-  static double abs(double a) { return __builtin_fabs(a); }
-  static bool less(double a, double b) { return a < b; }
-  static double select(bool mask, double yes, double no) { return mask ? yes : no; }
+  static double mul(double a, double b) {
+    double product = a * b;
+    // Not to be contracted with a later add on the paths that could.
+#if defined(__x86_64__)
+    asm("" : "+x"(product));
+#elif defined(__aarch64__)
+    asm("" : "+w"(product));
+#else
+    asm("" : "+m"(product));
+#endif
+    return product;
+  }
+  static double fma(double a, double b, double c) {
+    return __builtin_fma(a, b, c);
+  }
+  static double negated_fma(double a, double b, double c) {
+    return __builtin_fma(-a, b, c);
+  }
+  static double max(double a, double b) {
+    return a > b ? a : b;
+  }
+  static double abs(double a) {
+    return __builtin_fabs(a);
+  }
+  static bool less(double a, double b) {
+    return a < b;
+  }
+  static double select(bool mask, double yes, double no) {
+    return mask ? yes : no;
+  }
 };
 
 inline F32::Vector exponential(F32::Vector x) {
@@ -360,17 +383,18 @@ inline void tile_cotangents(std::int64_t rows, std::int64_t stride, const T* bet
 
 /// The state's part in the cotangents of q and k, and of the decays between it and the rows:
 ///   d_q_i += in_i s_o_i,  d_k_i += out_i n_ds_i - beta_i in_i s_z_i
-///   a_in_i = in_i q_i . s_o_i - beta_i in_i k_i . s_z_i,  a_out_i = out_i k_i . n_ds_i
+///   a_in_i = in_i q_i . s_o_i,  a_taken_i = beta_i in_i k_i . s_z_i,  a_out_i = out_i k_i . n_ds_i
 /// s_z, s_o may be null (no state came in), n_ds too (no cotangent of the one that goes out).
 template <class T>
 inline void state_cotangents(std::int64_t rows, std::int64_t columns, std::int64_t entering,
                              std::int64_t leaving, const T* in, const T* out, const T* beta,
                              const T* q, const T* k, std::int64_t qk_stride, const T* s_z,
                              const T* s_o, const T* n_ds, std::int64_t stride, T* d_q, T* d_k,
-                             std::int64_t d_stride, T* a_in, T* a_out) {
+                             std::int64_t d_stride, T* a_in, T* a_taken, T* a_out) {
   using S = Lanes<T>;
   for (std::int64_t i = 0; i < rows; ++i) {
     a_in[i] = T(0);
+    a_taken[i] = T(0);
     a_out[i] = T(0);
     if (s_z != nullptr && i < entering) {
       const T written = beta[i] * in[i];
@@ -390,8 +414,7 @@ inline void state_cotangents(std::int64_t rows, std::int64_t columns, std::int64
                       count);
       }
       a_in[i] = in[i] * dot(q + i * qk_stride, s_o + i * stride, columns);
-      const T taken = written * dot(k + i * qk_stride, s_z + i * stride, columns);
-      a_in[i] -= taken;
+      a_taken[i] = written * dot(k + i * qk_stride, s_z + i * stride, columns);
     }
     if (n_ds != nullptr && i >= leaving) {
       const auto to_state = S::broadcast(out[i]);
