@@ -71,7 +71,7 @@ bool is_right(HeadProblem<S>& problem, Op op, Workspace& workspace) {
 
 template <class S>
 void measure(benchmark::State& state, Op op, const head::Dims& dims) {
-  HeadProblem<S> problem(dims);
+  HeadProblem<S> problem(dims, head::WeightLayout::vd);  // as checkpoints hold it
   Workspace checking;
   if (!is_right(problem, op, checking)) {
     state.SkipWithError("head: the results are wrong");
@@ -143,6 +143,7 @@ void register_all(Shapes shapes) {
 }  // namespace heddle::bench
 
 int main(int argc, char** argv) {
+  benchmark::AddCustomContext("weight", "[V, D]");
   benchmark::AddCustomContext("logits", "f32 under f32 storage, bf16 under bf16");
   return heddle::bench::run(argc, argv, heddle::bench::register_all);
 }

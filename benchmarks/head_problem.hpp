@@ -25,13 +25,13 @@ namespace heddle::bench {
 template <class S>
 class HeadProblem {
  public:
-  explicit HeadProblem(const head::Dims& dims)
+  HeadProblem(const head::Dims& dims, head::WeightLayout layout)
       : dims_(dims),
-        memory_(),
+        layout_(layout),
         hidden_(normals(dims.tokens, dims.hidden, 1.0, 1)),
-        weight_(normals(dims.hidden, dims.vocab, 0.02, 2)),
+        weight_(normals(weight_rows(), weight_cols(), 0.02, 2)),
         d_hidden_(take(dims.tokens, dims.hidden)),
-        d_weight_(take(dims.hidden, dims.vocab)) {
+        d_weight_(take(weight_rows(), weight_cols())) {
     std::mt19937 random(3);
     std::uniform_int_distribution<std::int32_t> id(0, static_cast<std::int32_t>(dims.vocab) - 1);
     std::normal_distribution<float> normal;
@@ -74,7 +74,7 @@ class HeadProblem {
 
   void unchunked_forward(Workspace& workspace) {
     keep_logits();
-    parallel_multiply(as_is(hidden_), as_is(weight_), logits_, Write::overwrite, workspace);
+    parallel_multiply(as_is(hidden_), weight_by_hidden(), logits_, Write::overwrite, workspace);
     parallel_blocks(dims_.tokens, 16, [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t t = first; t < last; ++t) {
         const auto at = static_cast<std::size_t>(t);
@@ -107,10 +107,16 @@ class HeadProblem {
         }
       }
     });
-    parallel_multiply(as_is(d_logits_), transposed(weight_), d_hidden_, Write::overwrite,
-                      workspace);
-    parallel_multiply(transposed(hidden_), as_is(d_logits_), d_weight_, Write::overwrite,
-                      workspace);
+    Factor<S> by_vocab = weight_by_hidden();
+    by_vocab.transpose = !by_vocab.transpose;
+    parallel_multiply(as_is(d_logits_), by_vocab, d_hidden_, Write::overwrite, workspace);
+    if (layout_ == head::WeightLayout::dv) {
+      parallel_multiply(transposed(hidden_), as_is(d_logits_), d_weight_, Write::overwrite,
+                        workspace);
+    } else {
+      parallel_multiply(transposed(d_logits_), as_is(hidden_), d_weight_, Write::overwrite,
+                        workspace);
+    }
   }
 
   /// Log-probs of a few tokens against the definition in double.
@@ -122,7 +128,7 @@ class HeadProblem {
         const auto h = static_cast<double>(static_cast<float>(hidden_(t, d)));
         for (std::int64_t k = 0; k < dims_.vocab; ++k) {
           x[static_cast<std::size_t>(k)] +=
-              h * static_cast<double>(static_cast<float>(weight_(d, k)));
+              h * static_cast<double>(static_cast<float>(weight_at(d, k)));
         }
       }
       double sum = 0;
@@ -173,8 +179,21 @@ class HeadProblem {
     return {values.data(), rows, cols};
   }
 
+  [[nodiscard]] std::int64_t weight_rows() const {
+    return layout_ == head::WeightLayout::dv ? dims_.hidden : dims_.vocab;
+  }
+  [[nodiscard]] std::int64_t weight_cols() const {
+    return layout_ == head::WeightLayout::dv ? dims_.vocab : dims_.hidden;
+  }
+  [[nodiscard]] S weight_at(std::int64_t d, std::int64_t k) const {
+    return layout_ == head::WeightLayout::dv ? weight_(d, k) : weight_(k, d);
+  }
+  [[nodiscard]] Factor<S> weight_by_hidden() const {
+    return layout_ == head::WeightLayout::dv ? as_is(weight_) : transposed(weight_);
+  }
+
   [[nodiscard]] head::Inputs<S> inputs() const {
-    return {.hidden = hidden_, .weight = weight_, .target_ids = ids_};
+    return {.hidden = hidden_, .weight = weight_, .layout = layout_, .target_ids = ids_};
   }
   [[nodiscard]] head::ScoringOptions with(head::Mode mode) const {
     head::ScoringOptions options = options_;
@@ -200,6 +219,7 @@ class HeadProblem {
   }
 
   head::Dims dims_;
+  head::WeightLayout layout_;
   head::ScoringOptions options_;
   Workspace memory_;
   MatrixView<S> hidden_, weight_;

@@ -220,10 +220,11 @@ class ForwardPass {
     logits_pass_.run(
         tokens, all, logits(tokens, all), tasks_, [&](std::int64_t row, std::span<A> z) {
           const std::int32_t token = tokens[static_cast<std::size_t>(row)];
-          TileMath<A>::prepare(z.data(), dims_.vocab, options_.logits_dtype, nullptr, divisor);
+          const A largest =
+              TileMath<A>::prepare(z.data(), dims_.vocab, options_.logits_dtype, nullptr, divisor);
           put_score(outputs, token,
-                    local_score(std::span<const A>(z), target_of(token, {0, dims_.vocab}), shards,
-                                options_, wants_entropy));
+                    local_score(std::span<const A>(z), largest, target_of(token, {0, dims_.vocab}),
+                                shards, options_, wants_entropy));
         });
   }
 
@@ -398,10 +399,12 @@ class BackwardPass {
     logits_pass_.run(
         tokens, {0, dims_.vocab}, whole, tasks_, [&](std::int64_t row, std::span<A> x) {
           const auto token = static_cast<std::size_t>(tokens[static_cast<std::size_t>(row)]);
-          TileMath<A>::prepare(x.data(), dims_.vocab, options_.logits_dtype, nullptr, divisor);
-          local_row_cotangent(
-              x, target_column(inputs_.target_ids[token], dims_.vocab), given.d_logps[token],
-              given.d_entropy.empty() ? A(0) : given.d_entropy[token], shards, divisor, options_);
+          const A largest =
+              TileMath<A>::prepare(x.data(), dims_.vocab, options_.logits_dtype, nullptr, divisor);
+          local_row_cotangent(x, largest, target_column(inputs_.target_ids[token], dims_.vocab),
+                              given.d_logps[token],
+                              given.d_entropy.empty() ? A(0) : given.d_entropy[token], shards,
+                              divisor, options_);
         });
   }
 

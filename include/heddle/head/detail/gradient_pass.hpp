@@ -33,6 +33,26 @@ void add_rows(MatrixView<const T> from, MatrixView<T> to) {
   }
 }
 
+/// to [cols, rows] = the rows `tokens` of from [.., cols], transposed, in blocks that stay in a cache.
+template <class T>
+void transpose_rows(MatrixView<const T> from, std::span<const std::int32_t> tokens,
+                    MatrixView<T> to) {
+  constexpr std::int64_t block = 16;
+  const auto rows = static_cast<std::int64_t>(tokens.size());
+  for (std::int64_t first = 0; first < rows; first += block) {
+    const std::int64_t last = std::min(first + block, rows);
+    for (std::int64_t col = 0; col < from.cols(); col += block) {
+      const std::int64_t end = std::min(col + block, from.cols());
+      for (std::int64_t row = first; row < last; ++row) {
+        const T* const x = from.row(tokens[static_cast<std::size_t>(row)]).data();
+        for (std::int64_t c = col; c < end; ++c) {
+          to(c, row) = x[c];
+        }
+      }
+    }
+  }
+}
+
 /// Both products of the cotangents of logits, kept as D, a tile of columns at a time.
 ///
 ///   d_hidden  K = columns, in blocks that begin at each rank's first column: a row's bits depend on no
@@ -58,6 +78,7 @@ class GradientPass {
     if (wants_d_weight()) {
       if (inputs.layout == WeightLayout::dv) {
         d_logits_ = RightTile<D>(space, most_rows, columns);
+        by_hidden_ = space.template take<S>(dims.hidden * scratch_stride<S>(most_rows)).data();
       } else {
         hidden_ = RightTile<S>(space, most_rows, dims.hidden);
       }
@@ -87,8 +108,8 @@ class GradientPass {
       d_hidden = in_place ? cotangents_.d_hidden.row_block(tokens.front(), rows)
                           : MatrixView<A>(gathered_, rows, dims_.hidden);
     }
-    if (wants_d_weight() && inputs_.layout == WeightLayout::vd) {
-      hidden_.load(picked_rows(inputs_.hidden, tokens), tasks);
+    if (wants_d_weight()) {
+      load_hidden(tokens, tasks);
     }
     for_each_shard(dims_.vocab, shards_, [&](Columns held) {
       const MatrixView<A> share =
@@ -108,7 +129,7 @@ class GradientPass {
                     }
                   });
         if (wants_d_weight()) {
-          add_d_weight(tokens, columns, tile_rows(columns), tasks);
+          add_d_weight(rows, columns, tile_rows(columns), tasks);
         }
       });
       if (shards_ > 1 && wants_d_hidden()) {
@@ -145,8 +166,26 @@ class GradientPass {
   /// Rows of the weight's cotangent that a task forms.
   static constexpr std::int64_t weight_rows = 512;
 
-  void add_d_weight(std::span<const std::int32_t> tokens, Columns columns,
-                    const Factor<D>& d_logits, const BlockTasks& tasks) {
+  /// A chunk's hidden states as every tile of it will read them.
+  void load_hidden(std::span<const std::int32_t> tokens, const BlockTasks& tasks) {
+    if (inputs_.layout == WeightLayout::vd) {
+      hidden_.load(picked_rows(inputs_.hidden, tokens), tasks);
+      return;
+    }
+    const MatrixView<S> by_hidden = hidden_by_column(static_cast<std::int64_t>(tokens.size()));
+    tasks.run(dims_.hidden, weight_rows, 64 / static_cast<std::int64_t>(sizeof(S)),
+              [&](std::int64_t first, std::int64_t last, std::span<std::byte>) {
+                transpose_rows(inputs_.hidden.column_block(first, last - first), tokens,
+                               by_hidden.row_block(first, last - first));
+              });
+  }
+
+  [[nodiscard]] MatrixView<S> hidden_by_column(std::int64_t rows) const {
+    return {by_hidden_, dims_.hidden, rows, scratch_stride<S>(rows)};
+  }
+
+  void add_d_weight(std::int64_t rows, Columns columns, const Factor<D>& d_logits,
+                    const BlockTasks& tasks) {
     const bool by_hidden = inputs_.layout == WeightLayout::dv;
     const MatrixView<A> result =
         by_hidden ? cotangents_.d_weight.values.column_block(columns.first, columns.count())
@@ -159,10 +198,9 @@ class GradientPass {
                 const std::int64_t count = last - first;
                 const MatrixView<A> block = result.row_block(first, count);
                 if (by_hidden) {
-                  multiply_in(
-                      scratch,
-                      flipped(picked_rows(inputs_.hidden.column_block(first, count), tokens)),
-                      d_logits_.view(), block, d_weight_write_);
+                  const MatrixView<const S> hidden = hidden_by_column(rows);
+                  multiply_in(scratch, as_is(hidden.row_block(first, count)), d_logits_.view(),
+                              block, d_weight_write_);
                 } else {
                   multiply_in(scratch, flipped(d_logits.column_block(first, count)), hidden_.view(),
                               block, d_weight_write_);
@@ -175,11 +213,12 @@ class GradientPass {
   const Cotangents<A>& cotangents_;
   std::int64_t shards_;
   Write d_weight_write_;
-  RightTile<W> weight_;    // [columns, hidden]
-  RightTile<D> d_logits_;  // [rows, columns]
-  RightTile<S> hidden_;    // [rows, hidden]
-  A* gathered_ = nullptr;  // [rows, hidden]
-  A* share_ = nullptr;     // [rows, hidden], of a rank
+  RightTile<W> weight_;     // [columns, hidden]
+  RightTile<D> d_logits_;   // [rows, columns]
+  RightTile<S> hidden_;     // [rows, hidden], WeightLayout::vd
+  S* by_hidden_ = nullptr;  // [hidden, rows], WeightLayout::dv
+  A* gathered_ = nullptr;   // [rows, hidden]
+  A* share_ = nullptr;      // [rows, hidden], of a rank
 };
 
 }  // namespace heddle::head::detail

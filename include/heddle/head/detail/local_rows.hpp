@@ -23,14 +23,11 @@ struct RowExpSum {
   StatsSum<A> sum = 0;
 };
 
+/// `largest`: of the x that are not NaN.
 template <Accumulator A>
-[[nodiscard]] RowExpSum<A> row_exp_sum(std::span<const A> x, std::int64_t shards) {
+[[nodiscard]] RowExpSum<A> row_exp_sum(std::span<const A> x, A largest, std::int64_t shards) {
   RowExpSum<A> row;
-  A max = -infinity<A>;
-  for (const A value : x) {
-    max = value > max || is_nan(value) ? value : max;
-  }
-  row.max = is_nan(max) || max == infinity<A> || max == -infinity<A> ? A(0) : max + A(0);
+  row.max = largest == infinity<A> || largest == -infinity<A> ? A(0) : largest + A(0);
   for_each_shard(static_cast<std::int64_t>(x.size()), shards, [&](Columns held) {
     StatsSum<A> rank_sum = 0;
     for_each_tile(held, held.first, float_sum_columns, [&](Columns part) {
@@ -39,15 +36,16 @@ template <Accumulator A>
     });
     row.sum += rank_sum;
   });
+  row.max = is_nan(row.sum) ? A(0) : row.max;
   return row;
 }
 
 /// Entropy from the log-probs' own softmax: log-softmax forms its exp-sum again.
 template <Accumulator A>
-[[nodiscard]] StatsSum<A> local_entropy(std::span<const A> x, std::int64_t shards,
+[[nodiscard]] StatsSum<A> local_entropy(std::span<const A> x, A largest, std::int64_t shards,
                                         EntropyPolicy policy) {
   using std::log;
-  const RowExpSum<A> total = row_exp_sum(x, shards);
+  const RowExpSum<A> total = row_exp_sum(x, largest, shards);
   const A log_sum = static_cast<A>(log(total.sum));
   StatsSum<A> entropy = 0;
   for_each_shard(static_cast<std::int64_t>(x.size()), shards, [&](Columns held) {
@@ -63,11 +61,11 @@ template <Accumulator A>
 
 /// x: tempered logits of the whole row.
 template <Accumulator A>
-[[nodiscard]] RowScore<A> local_score(std::span<const A> x, std::int64_t target,
+[[nodiscard]] RowScore<A> local_score(std::span<const A> x, A largest, std::int64_t target,
                                       std::int64_t shards, const ScoringOptions& options,
                                       bool wants_entropy) {
   using std::log;
-  const RowExpSum<A> total = row_exp_sum(x, shards);
+  const RowExpSum<A> total = row_exp_sum(x, largest, shards);
   const StatsSum<A> log_sum = log(total.sum);
   const A target_logit = target < 0 ? quiet_nan<A> : x[static_cast<std::size_t>(target)];
   RowScore<A> score{
@@ -75,7 +73,7 @@ template <Accumulator A>
       .max = total.max,
       .exp_sum = static_cast<A>(total.sum)};
   if (wants_entropy) {
-    const StatsSum<A> entropy = local_entropy(x, shards, options.entropy_policy);
+    const StatsSum<A> entropy = local_entropy(x, largest, shards, options.entropy_policy);
     score.entropy = static_cast<A>(entropy);
     score.mean = static_cast<A>(log_sum - entropy);
   }
@@ -85,11 +83,11 @@ template <Accumulator A>
 /// The derivatives of gather(log_softmax(x)) and of -sum exp(l) l, l = log_softmax(x), one after the
 /// other: x becomes its cotangent, rounded to the logits dtype.
 template <Accumulator A>
-void local_row_cotangent(std::span<A> x, std::int64_t target, A d_logp, A d_entropy,
+void local_row_cotangent(std::span<A> x, A largest, std::int64_t target, A d_logp, A d_entropy,
                          std::int64_t shards, A divisor, const ScoringOptions& options) {
   using std::exp;
   using std::log;
-  const RowExpSum<A> total = row_exp_sum(std::span<const A>(x), shards);
+  const RowExpSum<A> total = row_exp_sum(std::span<const A>(x), largest, shards);
   const A log_sum = static_cast<A>(log(total.sum));
   const bool drop = options.entropy_policy == EntropyPolicy::xlogx;
   CotangentTerms<A> terms;
