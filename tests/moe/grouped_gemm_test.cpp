@@ -20,7 +20,7 @@
 // Mutants these tests are written against: an expert's weights taken for the next one; a group one row
 // longer or shorter; dlhs without its transposition; the cotangent of an empty expert left unwritten, or
 // written where it is added to; rows behind a group in its contraction; garbage rows times zero; row
-// offsets in 32 bits; a row id ignored, or counted from the group's first row; spare rows left where
+// offsets in 32 bits; a row id ignored, or counted from the group's first row; unfilled rows left where
 // zeros were asked for, written where they were not.
 
 namespace heddle::moe {
@@ -77,7 +77,7 @@ TYPED_TEST(GroupedGemm, GatheredRowsHaveTheBitsOfTheirCopies) {
   using S = TypeParam;
   const Grouped<S> p(uneven, 40, 24, 2, 3, 4);
   Random random(5);
-  // Rows scattered over a matrix of 50, some more than once; spare rows name a row too.
+  // Rows scattered over a matrix of 50, some more than once; unfilled rows name a row too.
   const std::vector<S> source = random.normals<S>(50 * 40);
   std::vector<std::int32_t> ids(static_cast<std::size_t>(p.buffer_rows()));
   Grouped<S> copied = p;
@@ -111,10 +111,10 @@ TYPED_TEST(GroupedGemm, AnEmptyExpertGetsExactZerosOrKeepsWhatItHad) {
   }
 }
 
-TYPED_TEST(GroupedGemm, SpareRowsAreZerosOrLeft) {
+TYPED_TEST(GroupedGemm, UnfilledRowsAreZerosOrLeft) {
   using S = TypeParam;
-  const Grouped<S> p(uneven, 8, 6, 3, 5, 7);  // NaN in the spare rows of every input
-  for (const SpareRows spare : {SpareRows::zero, SpareRows::leave}) {
+  const Grouped<S> p(uneven, 8, 6, 3, 5, 7);  // NaN in the unfilled rows of every input
+  for (const UnfilledRows unfilled : {UnfilledRows::zeroed, UnfilledRows::untouched}) {
     const auto check = [&](const std::vector<S>& rows, std::int64_t cols) {
       for (std::int64_t r = 0; r < p.buffer_rows(); ++r) {
         const bool filled = p.offsets.front() <= r && r < p.offsets.back();
@@ -122,7 +122,7 @@ TYPED_TEST(GroupedGemm, SpareRowsAreZerosOrLeft) {
           const auto value = static_cast<float>(rows[static_cast<std::size_t>(r * cols + j)]);
           if (filled) {
             EXPECT_TRUE(std::isfinite(value));
-          } else if (spare == SpareRows::zero) {
+          } else if (unfilled == UnfilledRows::zeroed) {
             EXPECT_EQ(value, 0.0F);
           } else {
             EXPECT_TRUE(std::isnan(value));
@@ -130,8 +130,8 @@ TYPED_TEST(GroupedGemm, SpareRowsAreZerosOrLeft) {
         }
       }
     };
-    check(p.product(spare), 6);
-    check(p.d_rows(spare), 8);
+    check(p.product(unfilled), 6);
+    check(p.d_rows(unfilled), 8);
   }
 }
 
@@ -159,7 +159,7 @@ TYPED_TEST(GroupedGemm, SameBitsForEveryThreadCountAndSlice) {
   for (const auto& [first, count] : {std::pair<int, int>{0, 4}, {4, 1}, {5, 5}}) {
     grouped_product(p.groups().slice(first, count), p.row_factor(),
                     p.weight_view().row_block(first * p.k, count * p.k),
-                    MatrixView<S>(sliced.data(), p.buffer_rows(), p.n), SpareRows::leave,
+                    MatrixView<S>(sliced.data(), p.buffer_rows(), p.n), UnfilledRows::untouched,
                     workspace);
   }
   for (std::int64_t r = p.offsets.front(); r < p.offsets.back(); ++r) {
@@ -186,7 +186,7 @@ TYPED_TEST(GroupedGemm, StaysWithinItsWorkspace) {
   }
 }
 
-// What an expert without rows and a buffer's spare rows must not cost is proven by memory that cannot
+// What an expert without rows and a buffer's unfilled rows must not cost is proven by memory that cannot
 // be touched.
 TEST(GroupedGemmMemory, ReadsNoWeightOfAnEmptyExpertAndNoSpareRow) {
   constexpr std::int64_t k = 64;
@@ -212,9 +212,9 @@ TEST(GroupedGemmMemory, ReadsNoWeightOfAnEmptyExpertAndNoSpareRow) {
   const ConstMatrixView<float> x(rows.data(), buffer_rows, k);
   const ConstMatrixView<float> w(weights.data(), 5 * k, n);
   const MatrixView<float> y(result.data(), buffer_rows, n);
-  grouped_product({offsets}, as_is(x), w, y, SpareRows::leave, workspace);
+  grouped_product({offsets}, as_is(x), w, y, UnfilledRows::untouched, workspace);
   grouped_product_d_rows({offsets}, as_is(ConstMatrixView<float>(y)), w,
-                         MatrixView<float>(d_rows.data(), buffer_rows, k), SpareRows::leave,
+                         MatrixView<float>(d_rows.data(), buffer_rows, k), UnfilledRows::untouched,
                          workspace);
   std::vector<float> d_weights(5 * k * n, poison<float>());
   grouped_product_d_weights({offsets}, as_is(x), as_is(ConstMatrixView<float>(y)),
@@ -248,7 +248,8 @@ TEST(GroupedGemmMemory, RowOffsetsNeedMoreThan32Bits) {
   Workspace workspace;
   grouped_product({offsets}, as_is(ConstMatrixView<bfloat16>(rows.data(), 3, 2, stride)),
                   ConstMatrixView<bfloat16>(weights.data(), 4, 1),
-                  MatrixView<bfloat16>(result.data(), 3, 1, stride), SpareRows::zero, workspace);
+                  MatrixView<bfloat16>(result.data(), 3, 1, stride), UnfilledRows::zeroed,
+                  workspace);
   EXPECT_EQ(static_cast<float>(result.data()[0]), 11.0F);
   EXPECT_EQ(static_cast<float>(result.data()[stride]), 202.0F);
   EXPECT_EQ(static_cast<float>(result.data()[2 * stride]), 302.0F);
@@ -272,7 +273,7 @@ TEST(GroupedGemmErrors, NameTheArgument) {
   const auto with_offsets = [&](std::vector<std::int64_t> offsets) {
     return thrown_text<Error>([&] {
       grouped_product<float, float>({offsets}, p.row_factor(), p.weight_view(), result,
-                                    SpareRows::zero, workspace);
+                                    UnfilledRows::zeroed, workspace);
     });
   };
   EXPECT_EQ(with_offsets({}), "moe::grouped_product: groups.offsets.size = 0: must be >= 1");
@@ -284,21 +285,21 @@ TEST(GroupedGemmErrors, NameTheArgument) {
             "moe::grouped_product: groups.offsets[2] = 7: must be at most rows.rows (6)");
   EXPECT_EQ(with_offsets({0, 1, 2, 3}),
             "moe::grouped_product: weights.rows = 8: must equal groups.experts * rows.cols (12)");
-  const auto call = [&](const Factor<float>& rows, MatrixView<float> to, SpareRows spare) {
+  const auto call = [&](const Factor<float>& rows, MatrixView<float> to, UnfilledRows unfilled) {
     return thrown_text<Error>([&] {
-      grouped_product<float, float>(p.groups(), rows, p.weight_view(), to, spare, workspace);
+      grouped_product<float, float>(p.groups(), rows, p.weight_view(), to, unfilled, workspace);
     });
   };
-  EXPECT_EQ(call(p.row_factor(), MatrixView<float>(out.data(), 6, 4), SpareRows::zero),
+  EXPECT_EQ(call(p.row_factor(), MatrixView<float>(out.data(), 6, 4), UnfilledRows::zeroed),
             "moe::grouped_product: result.cols = 4: must equal weights.cols (5)");
-  EXPECT_EQ(call(p.row_factor(), result, static_cast<SpareRows>(7)),
-            "moe::grouped_product: spare = 7: must be zero or leave");
-  EXPECT_EQ(call(detail::transpose_of(p.row_factor()), result, SpareRows::zero),
+  EXPECT_EQ(call(p.row_factor(), result, static_cast<UnfilledRows>(7)),
+            "moe::grouped_product: unfilled = 7: must be untouched or zeroed");
+  EXPECT_EQ(call(detail::transpose_of(p.row_factor()), result, UnfilledRows::zeroed),
             "moe::grouped_product: groups.offsets[2] = 5: must be at most rows.rows (4)");
   std::vector<std::int32_t> ids = {0, 1, 2, 3, 4, 6};
-  EXPECT_EQ(
-      call(gathered(p.row_view(), std::span<const std::int32_t>(ids)), result, SpareRows::zero),
-      "moe::grouped_product: rows.row_ids[5] = 6: must be in [0, 6)");
+  EXPECT_EQ(call(gathered(p.row_view(), std::span<const std::int32_t>(ids)), result,
+                 UnfilledRows::zeroed),
+            "moe::grouped_product: rows.row_ids[5] = 6: must be in [0, 6)");
   EXPECT_EQ(
       thrown_text<Error>([&] {
         grouped_product_d_weights<float>(p.groups(), p.row_factor(), p.d_result_factor(),
@@ -310,7 +311,7 @@ TEST(GroupedGemmErrors, NameTheArgument) {
       thrown_text<Error>([&] {
         grouped_product_d_rows<float, float>(p.groups(), p.d_result_factor(),
                                              p.weight_view().row_block(0, 7), result,
-                                             SpareRows::zero, workspace);
+                                             UnfilledRows::zeroed, workspace);
       }),
       "moe::grouped_product_d_rows: weights.rows = 7: must be a multiple of groups.experts (2)");
   EXPECT_TRUE(std::all_of(out.begin(), out.end(), [](float v) { return v == 0; }))
@@ -324,7 +325,7 @@ TEST(GroupedGemm, NoExpertsAndNoRows) {
   const std::vector<float> rows(3 * 4, poison<float>());
   grouped_product({none}, as_is(ConstMatrixView<float>(rows.data(), 3, 4)),
                   ConstMatrixView<float>(nullptr, 0, 2), MatrixView<float>(out.data(), 3, 2),
-                  SpareRows::zero, workspace);
+                  UnfilledRows::zeroed, workspace);
   EXPECT_EQ(out, std::vector<float>(6, 0.0F));
   const Grouped<double> p({0, 0}, 3, 2, 0, 0, 12);
   EXPECT_EQ(p.d_weights(poison<double>(), Write::overwrite), std::vector<double>(12, 0.0));

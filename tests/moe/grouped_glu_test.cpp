@@ -61,7 +61,7 @@ struct Unit {
   std::vector<S> rows, wi, wo, d_result;
   std::vector<A> row_weights;
 
-  /// Spare rows before and behind the groups, NaN in every input.
+  /// Unfilled rows before and behind the groups, NaN in every input.
   Unit(const Shape& of, std::int64_t before, std::int64_t behind, std::uint64_t seed)
       : shape(of), offsets{before} {
     for (const std::int64_t size : shape.sizes) {
@@ -122,14 +122,14 @@ struct Unit {
   }
 
   /// Forward and backward, fused, one after the other.
-  [[nodiscard]] Result<S> fused(GluEpilogue epilogue, SpareRows spare = SpareRows::zero,
+  [[nodiscard]] Result<S> fused(GluEpilogue epilogue, UnfilledRows unfilled = UnfilledRows::zeroed,
                                 S before = poison<S>(), bool weighted = true) const {
     Result<S> result = poisoned(before);
     Workspace workspace;
     grouped_glu(
         groups(), row_factor(), wi_view(),
         {.activation = narrow_view(result.activation), .gate_up = wide_view(result.gate_up)},
-        epilogue, spare, workspace);
+        epilogue, unfilled, workspace);
     grouped_glu_backward<S>(
         groups(),
         {.d_result = d_result_factor(),
@@ -139,7 +139,7 @@ struct Unit {
         {.d_gate_up = wide_view(result.d_gate_up),
          .weighted_activation = narrow_view(result.weighted_activation),
          .d_row_weights = result.d_row_weights},
-        epilogue, spare, workspace);
+        epilogue, unfilled, workspace);
     return result;
   }
 
@@ -147,12 +147,12 @@ struct Unit {
   [[nodiscard]] Result<S> separate() const {
     Result<S> result = poisoned(poison<S>());
     Workspace workspace;
-    grouped_product(groups(), row_factor(), wi_view(), wide_view(result.gate_up), SpareRows::zero,
-                    workspace);
+    grouped_product(groups(), row_factor(), wi_view(), wide_view(result.gate_up),
+                    UnfilledRows::zeroed, workspace);
     glu<S>(wide_view(result.gate_up), narrow_view(result.activation));
     std::vector<A> q(static_cast<std::size_t>(count() * shape.width));
     grouped_product_d_rows(groups(), d_result_factor(), wo_view(),
-                           MatrixView<A>(q.data(), count(), shape.width), SpareRows::zero,
+                           MatrixView<A>(q.data(), count(), shape.width), UnfilledRows::zeroed,
                            workspace);
     std::vector<S> d_activation(q.size());
     for (std::int64_t r = 0; r < count(); ++r) {
@@ -325,8 +325,8 @@ TYPED_TEST(FusedGlu, Check2NoRowsAtAll) {
   using S = TypeParam;
   const Unit<S> u({{0, 0, 0}, 20, 12}, 0, 0, 3);
   EXPECT_TRUE(u.fused(GluEpilogue::strict).activation.empty());
-  const Unit<S> spare_alone({{0, 0}, 20, 12}, 0, 3, 3);
-  for (const S value : spare_alone.fused(GluEpilogue::strict).d_gate_up) {
+  const Unit<S> nothing_filled({{0, 0}, 20, 12}, 0, 3, 3);
+  for (const S value : nothing_filled.fused(GluEpilogue::strict).d_gate_up) {
     EXPECT_EQ(static_cast<float>(value), 0.0F);
   }
 }
@@ -358,7 +358,7 @@ TYPED_TEST(FusedGlu, Check3AColumnOfTheCotangentReachesItsTwoColumnsAlone) {
                              .gate_up = {gate_up.data(), 3, 2 * width},
                              .row_weights = u.row_weights},
                             {.d_gate_up = u.wide_view(d_gate_up)}, GluEpilogue::strict,
-                            SpareRows::zero, workspace);
+                            UnfilledRows::zeroed, workspace);
     for (std::size_t i = 0; i < d_gate_up.size(); ++i) {
       const bool reached = static_cast<std::int64_t>(i) % width == f;
       ASSERT_EQ(static_cast<float>(d_gate_up[i]) != 0, reached) << "column " << f << ", at " << i;
@@ -366,12 +366,12 @@ TYPED_TEST(FusedGlu, Check3AColumnOfTheCotangentReachesItsTwoColumnsAlone) {
   }
 }
 
-// Check 4: what was in scratch, in the outputs and in spare rows before never shows.
-TYPED_TEST(FusedGlu, Check4PoisonedScratchOutputsAndSpareRows) {
+// Check 4: what was in scratch, in the outputs and in unfilled rows before never shows.
+TYPED_TEST(FusedGlu, Check4PoisonedScratchOutputsAndUnfilledRows) {
   using S = TypeParam;
   for (const Shape& shape : shapes) {
     const Unit<S> u(shape, 2, 3, 6);
-    const Result<S> expected = u.fused(GluEpilogue::strict, SpareRows::zero, S(0.0F));
+    const Result<S> expected = u.fused(GluEpilogue::strict, UnfilledRows::zeroed, S(0.0F));
     for (const float value : {std::numeric_limits<float>::quiet_NaN(), 1e30F}) {
       Workspace workspace;
       const std::size_t bytes =
@@ -385,7 +385,7 @@ TYPED_TEST(FusedGlu, Check4PoisonedScratchOutputsAndSpareRows) {
       grouped_glu(
           u.groups(), u.row_factor(), u.wi_view(),
           {.activation = u.narrow_view(result.activation), .gate_up = u.wide_view(result.gate_up)},
-          GluEpilogue::strict, SpareRows::leave, workspace);
+          GluEpilogue::strict, UnfilledRows::untouched, workspace);
       grouped_glu_backward<S>(u.groups(),
                               {.d_result = u.d_result_factor(),
                                .wo = u.wo_view(),
@@ -394,7 +394,7 @@ TYPED_TEST(FusedGlu, Check4PoisonedScratchOutputsAndSpareRows) {
                               {.d_gate_up = u.wide_view(result.d_gate_up),
                                .weighted_activation = u.narrow_view(result.weighted_activation),
                                .d_row_weights = result.d_row_weights},
-                              GluEpilogue::strict, SpareRows::leave, workspace);
+                              GluEpilogue::strict, UnfilledRows::untouched, workspace);
       const auto filled = [&](const auto& values) {
         using T = typename std::decay_t<decltype(values)>::value_type;
         const std::size_t row = values.size() / static_cast<std::size_t>(u.count());
@@ -527,7 +527,8 @@ TYPED_TEST(FusedGlu, UnweightedIsWeightOneAndOutputsMayBeLeftOut) {
   Unit<S> u({{4, 3}, 50, 70}, 0, 0, 10);
   std::fill(u.row_weights.begin(), u.row_weights.end(), 1.0F);
   const Result<S> ones = u.fused(GluEpilogue::strict);
-  const Result<S> unweighted = u.fused(GluEpilogue::strict, SpareRows::zero, poison<S>(), false);
+  const Result<S> unweighted =
+      u.fused(GluEpilogue::strict, UnfilledRows::zeroed, poison<S>(), false);
   EXPECT_TRUE(same_bits(unweighted.d_gate_up, ones.d_gate_up));
   EXPECT_TRUE(same_bits(unweighted.weighted_activation, ones.activation));
   EXPECT_TRUE(same_bits(unweighted.d_row_weights, ones.d_row_weights));
@@ -536,7 +537,7 @@ TYPED_TEST(FusedGlu, UnweightedIsWeightOneAndOutputsMayBeLeftOut) {
     const Result<S> all = u.fused(epilogue);
     Result<S> alone = u.poisoned(poison<S>());
     grouped_glu(u.groups(), u.row_factor(), u.wi_view(),
-                {.activation = u.narrow_view(alone.activation)}, epilogue, SpareRows::zero,
+                {.activation = u.narrow_view(alone.activation)}, epilogue, UnfilledRows::zeroed,
                 workspace);
     EXPECT_TRUE(same_bits(alone.activation, all.activation));
     grouped_glu_backward<S>(u.groups(),
@@ -544,8 +545,8 @@ TYPED_TEST(FusedGlu, UnweightedIsWeightOneAndOutputsMayBeLeftOut) {
                              .wo = u.wo_view(),
                              .gate_up = {all.gate_up.data(), u.count(), 140},
                              .row_weights = u.row_weights},
-                            {.d_gate_up = u.wide_view(alone.d_gate_up)}, epilogue, SpareRows::zero,
-                            workspace);
+                            {.d_gate_up = u.wide_view(alone.d_gate_up)}, epilogue,
+                            UnfilledRows::zeroed, workspace);
     EXPECT_TRUE(same_bits(alone.d_gate_up, all.d_gate_up));
   }
 }
@@ -560,7 +561,7 @@ TYPED_TEST(FusedGlu, StaysWithinItsWorkspace) {
       grouped_glu(
           u.groups(), u.row_factor(), u.wi_view(),
           {.activation = u.narrow_view(result.activation), .gate_up = u.wide_view(result.gate_up)},
-          GluEpilogue::strict, SpareRows::zero, workspace);
+          GluEpilogue::strict, UnfilledRows::zeroed, workspace);
       grouped_glu_backward<S>(
           u.groups(),
           {.d_result = u.d_result_factor(),
@@ -568,7 +569,7 @@ TYPED_TEST(FusedGlu, StaysWithinItsWorkspace) {
            .gate_up = u.wide_view(result.gate_up),
            .row_weights = u.row_weights},
           {.d_gate_up = u.wide_view(result.d_gate_up), .d_row_weights = result.d_row_weights},
-          GluEpilogue::strict, SpareRows::zero, workspace);
+          GluEpilogue::strict, UnfilledRows::zeroed, workspace);
       EXPECT_LE(
           workspace.high_water_bytes(),
           grouped_glu_workspace_bytes<S>(u.experts(), u.count(), shape.hidden, shape.width, 3));
@@ -585,7 +586,7 @@ TEST(FusedGluErrors, NameTheArgument) {
   };
   const auto forward = [&](const GroupedGluOutputs<float>& to, GluEpilogue epilogue) {
     return thrown_text<Error>([&] {
-      grouped_glu(u.groups(), u.row_factor(), u.wi_view(), to, epilogue, SpareRows::zero,
+      grouped_glu(u.groups(), u.row_factor(), u.wi_view(), to, epilogue, UnfilledRows::zeroed,
                   workspace);
     });
   };
@@ -602,7 +603,7 @@ TEST(FusedGluErrors, NameTheArgument) {
                                    .wo = u.wo_view(),
                                    .gate_up = view(3, 6),
                                    .row_weights = std::span<const float>(out).first(weights)},
-                                  to, GluEpilogue::strict, SpareRows::zero, workspace);
+                                  to, GluEpilogue::strict, UnfilledRows::zeroed, workspace);
     });
   };
   EXPECT_EQ(backward(2, {.d_gate_up = view(3, 6)}),

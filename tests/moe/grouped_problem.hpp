@@ -58,7 +58,7 @@ class ReservedMemory {
   void* memory_;
 };
 
-/// One grouped product with random operands, and its definition in double. The buffer has spare rows
+/// One grouped product with random operands, and its definition in double. The buffer has unfilled rows
 /// before and behind the groups, NaN in every input.
 template <class S>
 struct Grouped {
@@ -67,12 +67,12 @@ struct Grouped {
   std::int64_t k;
   std::int64_t n;
   std::vector<std::int64_t> offsets;
-  std::int64_t spare_behind;
+  std::int64_t unfilled_behind;
   std::vector<S> rows, weights, d_result;
 
   Grouped(const std::vector<std::int64_t>& sizes, std::int64_t k_, std::int64_t n_,
           std::int64_t before, std::int64_t behind, std::uint64_t seed)
-      : k(k_), n(n_), offsets{before}, spare_behind(behind) {
+      : k(k_), n(n_), offsets{before}, unfilled_behind(behind) {
     for (const std::int64_t size : sizes) {
       offsets.push_back(offsets.back() + size);
     }
@@ -91,7 +91,7 @@ struct Grouped {
   [[nodiscard]] std::int64_t experts() const {
     return static_cast<std::int64_t>(offsets.size()) - 1;
   }
-  [[nodiscard]] std::int64_t buffer_rows() const { return offsets.back() + spare_behind; }
+  [[nodiscard]] std::int64_t buffer_rows() const { return offsets.back() + unfilled_behind; }
   [[nodiscard]] ExpertGroups groups() const { return {offsets}; }
   [[nodiscard]] ConstMatrixView<S> row_view() const { return {rows.data(), buffer_rows(), k}; }
   [[nodiscard]] Factor<S> row_factor() const { return as_is(row_view()); }
@@ -103,21 +103,21 @@ struct Grouped {
   }
 
   [[nodiscard]] std::vector<S> product(const Factor<S>& left,
-                                       SpareRows spare = SpareRows::zero) const {
+                                       UnfilledRows unfilled = UnfilledRows::zeroed) const {
     std::vector<S> result(static_cast<std::size_t>(buffer_rows() * n), poison<S>());
     Workspace workspace;
     grouped_product(groups(), left, weight_view(), MatrixView<S>(result.data(), buffer_rows(), n),
-                    spare, workspace);
+                    unfilled, workspace);
     return result;
   }
-  [[nodiscard]] std::vector<S> product(SpareRows spare = SpareRows::zero) const {
-    return product(row_factor(), spare);
+  [[nodiscard]] std::vector<S> product(UnfilledRows unfilled = UnfilledRows::zeroed) const {
+    return product(row_factor(), unfilled);
   }
-  [[nodiscard]] std::vector<S> d_rows(SpareRows spare = SpareRows::zero) const {
+  [[nodiscard]] std::vector<S> d_rows(UnfilledRows unfilled = UnfilledRows::zeroed) const {
     std::vector<S> result(static_cast<std::size_t>(buffer_rows() * k), poison<S>());
     Workspace workspace;
     grouped_product_d_rows(groups(), d_result_factor(), weight_view(),
-                           MatrixView<S>(result.data(), buffer_rows(), k), spare, workspace);
+                           MatrixView<S>(result.data(), buffer_rows(), k), unfilled, workspace);
     return result;
   }
   [[nodiscard]] std::vector<A> d_weights(const Factor<S>& left, A before, Write write) const {
@@ -136,10 +136,11 @@ struct Grouped {
     std::vector<A> d_weight_values(weights.size());
     if (which == 0) {
       grouped_product(groups(), row_factor(), weight_view(),
-                      MatrixView<S>(result.data(), buffer_rows(), n), SpareRows::zero, workspace);
+                      MatrixView<S>(result.data(), buffer_rows(), n), UnfilledRows::zeroed,
+                      workspace);
     } else if (which == 1) {
       grouped_product_d_rows(groups(), d_result_factor(), weight_view(),
-                             MatrixView<S>(result.data(), buffer_rows(), k), SpareRows::zero,
+                             MatrixView<S>(result.data(), buffer_rows(), k), UnfilledRows::zeroed,
                              workspace);
     } else {
       grouped_product_d_weights(groups(), row_factor(), d_result_factor(),

@@ -17,6 +17,7 @@
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/view.hpp"
 #include "heddle/core/workspace.hpp"
+#include "heddle/moe/options.hpp"
 
 namespace heddle::moe {
 
@@ -66,18 +67,7 @@ struct ExpertGroups {
   }
 };
 
-/// What becomes of a result's rows that belong to no expert.
-enum class SpareRows {
-  zero,   ///< written as zeros, at the price of a write each
-  leave,  ///< not touched: a buffer costs what its filled rows cost
-};
-
 namespace detail {
-
-inline void require_spare_rows(std::string_view where, SpareRows spare) {
-  require(spare == SpareRows::zero || spare == SpareRows::leave, where, "spare", spare,
-          "must be zero or leave");
-}
 
 /// `count` products in memory of the workspace, make(e) for each expert.
 template <class AnyProduct, class Make>
@@ -103,8 +93,8 @@ void zero_rows(MatrixView<T> matrix, std::int64_t first, std::int64_t last) {
 }
 
 template <class T>
-void settle_spare_rows(const ExpertGroups& groups, MatrixView<T> matrix, SpareRows spare) {
-  if (spare == SpareRows::zero) {
+void settle_unfilled_rows(const ExpertGroups& groups, MatrixView<T> matrix, UnfilledRows unfilled) {
+  if (unfilled == UnfilledRows::zeroed) {
     zero_rows(matrix, 0, groups.offsets.front());
     zero_rows(matrix, groups.offsets.back(), matrix.rows());
   }
@@ -149,7 +139,7 @@ void require_rows(std::string_view where, std::string_view argument, const Facto
 /// What a grouped product of n-column weights [k, n] costs, one product in all: forward, by the rows or
 /// by the weights.
 ///
-/// units     an expert without rows counts nothing, a spare row counts nothing
+/// units     an expert without rows counts nothing, an unfilled row counts nothing
 template <Storage S>
 [[nodiscard]] Cost grouped_cost(const ExpertGroups& groups, std::int64_t k, std::int64_t n) {
   constexpr auto element = static_cast<std::int64_t>(sizeof(S));
@@ -183,9 +173,9 @@ template <Storage S>
 /// shapes    rows [R,k], as stored or gathered by row ids; weights [E*k, n], expert e in rows
 ///           [e*k, (e+1)*k); result [R,n]; any strides
 /// dtypes    S in, S or its accumulator out: accumulated as core/matrix_engine does, rounded once
-/// writes    the rows of every expert; the others as `spare` says
+/// writes    the rows of every expert; the others as `unfilled` says
 /// alias     result disjoint from the inputs
-/// specials  an expert without rows costs nothing, its weights are not read; neither are spare rows
+/// specials  an expert without rows costs nothing, its weights are not read; neither are unfilled rows
 /// order     the bits of a result row depend on its row and its expert's weights alone
 /// memory    grouped_workspace_bytes
 /// cost      grouped_cost
@@ -193,7 +183,7 @@ template <Storage S>
 /// source    spec/moe.md 6; spec/performance.md 5
 template <Storage S, Storage C>
 void grouped_product(const ExpertGroups& groups, const Factor<S>& rows, ConstMatrixView<S> weights,
-                     MatrixView<C> result, SpareRows spare, Workspace& workspace) {
+                     MatrixView<C> result, UnfilledRows unfilled, Workspace& workspace) {
   constexpr std::string_view where = "moe::grouped_product";
   using Each = Product<S, Factor<S>, MatrixView<C>>;
   groups.validate(where, "rows.rows", rows.rows());
@@ -201,7 +191,7 @@ void grouped_product(const ExpertGroups& groups, const Factor<S>& rows, ConstMat
   detail::require_weights(where, "weights", weights, groups, "rows.cols", rows.cols(),
                           "weights.cols", weights.cols());
   require_shape(where, "result", result, "rows.rows", rows.rows(), "weights.cols", weights.cols());
-  detail::require_spare_rows(where, spare);
+  detail::require_unfilled_rows(where, unfilled);
   const std::int64_t k = rows.cols();
   const Workspace::Frame frame(workspace);
   const auto products =
@@ -211,17 +201,17 @@ void grouped_product(const ExpertGroups& groups, const Factor<S>& rows, ConstMat
                     result.row_block(groups.first_row(e), groups.rows(e)), Write::overwrite};
       });
   parallel_multiply(products, workspace);
-  detail::settle_spare_rows(groups, result, spare);
+  detail::settle_unfilled_rows(groups, result, unfilled);
 }
 
 /// Backward of grouped_product by the rows; the weights are read in place.
 ///   d_rows[r] = d_result[r] * weights_e^T
 /// shapes    d_result [R,n], as stored or gathered; weights [E*k, n]; d_rows [R,k]
-/// writes    the rows of every expert; the others as `spare` says
+/// writes    the rows of every expert; the others as `unfilled` says
 /// and the rest as grouped_product
 template <Storage S, Storage C>
 void grouped_product_d_rows(const ExpertGroups& groups, const Factor<S>& d_result,
-                            ConstMatrixView<S> weights, MatrixView<C> d_rows, SpareRows spare,
+                            ConstMatrixView<S> weights, MatrixView<C> d_rows, UnfilledRows unfilled,
                             Workspace& workspace) {
   constexpr std::string_view where = "moe::grouped_product_d_rows";
   using Each = Product<S, Factor<S>, MatrixView<C>>;
@@ -232,7 +222,7 @@ void grouped_product_d_rows(const ExpertGroups& groups, const Factor<S>& d_resul
                           "d_result.cols", d_result.cols());
   require_shape(where, "d_rows", d_rows, "d_result.rows", d_result.rows(),
                 "weights.rows / groups.experts", k);
-  detail::require_spare_rows(where, spare);
+  detail::require_unfilled_rows(where, unfilled);
   const Workspace::Frame frame(workspace);
   const auto products =
       detail::take_products<Each>(workspace, groups.experts(), [&](std::int64_t e) {
@@ -241,7 +231,7 @@ void grouped_product_d_rows(const ExpertGroups& groups, const Factor<S>& d_resul
                     d_rows.row_block(groups.first_row(e), groups.rows(e)), Write::overwrite};
       });
   parallel_multiply(products, workspace);
-  detail::settle_spare_rows(groups, d_rows, spare);
+  detail::settle_unfilled_rows(groups, d_rows, unfilled);
 }
 
 /// Backward of grouped_product by the weights.
@@ -249,7 +239,7 @@ void grouped_product_d_rows(const ExpertGroups& groups, const Factor<S>& d_resul
 /// shapes    rows [R,k], d_result [R,n], each as stored or gathered; d_weights [E*k, n]
 /// dtypes    S in, its accumulator out
 /// writes    all of d_weights, exact zeros where an expert has no rows; or adds to it
-/// specials  null d_weights: nothing is done. Spare rows are read of neither factor
+/// specials  null d_weights: nothing is done. Unfilled rows are read of neither factor
 /// order     rows ascending inside a block of 512, blocks ascending
 /// and the rest as grouped_product
 template <Storage S>

@@ -164,9 +164,9 @@ template <Storage S>
 ///           struct says
 /// dtypes    S in and out; sums and activation in its accumulator. strict: gate_up is rounded to S
 ///           before it is activated, the bits are those of grouped_product and glu; fast: it is not
-/// writes    the rows of every expert; of activation and gate_up the others as `spare` says
+/// writes    the rows of every expert; of activation and gate_up the others as `unfilled` says
 /// alias     outputs disjoint from inputs and each other
-/// specials  an expert without rows costs nothing, its weights are not read; neither are spare rows
+/// specials  an expert without rows costs nothing, its weights are not read; neither are unfilled rows
 /// order     the bits of a row depend on its row and its expert's weights alone
 /// memory    grouped_glu_workspace_bytes; nothing of 2F columns where gate_up is null
 /// cost      grouped_cost(D, 2F) less the write of gate_up where it is null, and glu_cost without its
@@ -175,7 +175,7 @@ template <Storage S>
 /// source    spec/moe.md 6
 template <Storage S>
 void grouped_glu(const ExpertGroups& groups, const Factor<S>& rows, ConstMatrixView<S> wi,
-                 const GroupedGluOutputs<S>& out, GluEpilogue epilogue, SpareRows spare,
+                 const GroupedGluOutputs<S>& out, GluEpilogue epilogue, UnfilledRows unfilled,
                  Workspace& workspace) {
   constexpr std::string_view where = "moe::grouped_glu";
   using A = AccumulatorOf<S>;
@@ -192,7 +192,7 @@ void grouped_glu(const ExpertGroups& groups, const Factor<S>& rows, ConstMatrixV
     require_shape(where, "gate_up", out.gate_up, "rows.rows", rows.rows(), "wi.cols", wi.cols());
   }
   detail::require_epilogue(where, epilogue);
-  detail::require_spare_rows(where, spare);
+  detail::require_unfilled_rows(where, unfilled);
 
   const std::int64_t hidden = rows.cols();
   const Workspace::Frame frame(workspace);
@@ -214,9 +214,9 @@ void grouped_glu(const ExpertGroups& groups, const Factor<S>& rows, ConstMatrixV
                                  out.activation.row(row).data() + column, tile.values[0].cols());
         }
       });
-  detail::settle_spare_rows(groups, out.activation, spare);
+  detail::settle_unfilled_rows(groups, out.activation, unfilled);
   if (keeps) {
-    detail::settle_spare_rows(groups, out.gate_up, spare);
+    detail::settle_unfilled_rows(groups, out.gate_up, unfilled);
   }
 }
 
@@ -231,10 +231,10 @@ void grouped_glu(const ExpertGroups& groups, const Factor<S>& rows, ConstMatrixV
 /// dtypes    S, sums in its accumulator. strict: w q is rounded to S first, the bits are those of
 ///           grouped_product_d_rows, a scaling and glu_backward; fast: it is not. a is rounded to S
 ///           in both, as the forward stored it; q in <q, a> never
-/// writes    the rows of every expert; of d_gate_up and weighted_activation the others as `spare`
+/// writes    the rows of every expert; of d_gate_up and weighted_activation the others as `unfilled`
 ///           says; d_row_weights of the experts' rows alone
 /// alias     gradients disjoint from the inputs and each other
-/// specials  d_gate_up has no -0. Experts without rows and spare rows as in grouped_glu
+/// specials  d_gate_up has no -0. Experts without rows and unfilled rows as in grouped_glu
 /// order     the bits of a row depend on its own operands and its expert's weights alone; <q, a> in
 ///           tiles of 512 columns, added in order
 /// memory    grouped_glu_workspace_bytes
@@ -244,8 +244,8 @@ void grouped_glu(const ExpertGroups& groups, const Factor<S>& rows, ConstMatrixV
 /// source    spec/moe.md 4.1 and 6
 template <Storage S>
 void grouped_glu_backward(const ExpertGroups& groups, const GroupedGluCotangents<S>& in,
-                          const GroupedGluGradients<S>& out, GluEpilogue epilogue, SpareRows spare,
-                          Workspace& workspace) {
+                          const GroupedGluGradients<S>& out, GluEpilogue epilogue,
+                          UnfilledRows unfilled, Workspace& workspace) {
   constexpr std::string_view where = "moe::grouped_glu_backward";
   using A = AccumulatorOf<S>;
   using One = TileProduct<S, Factor<S>, 1>;
@@ -275,7 +275,7 @@ void grouped_glu_backward(const ExpertGroups& groups, const GroupedGluCotangents
     require_length(where, "d_row_weights", out.d_row_weights, "d_result.rows", rows);
   }
   detail::require_epilogue(where, epilogue);
-  detail::require_spare_rows(where, spare);
+  detail::require_unfilled_rows(where, unfilled);
 
   const Workspace::Frame frame(workspace);
   const auto products =
@@ -320,9 +320,9 @@ void grouped_glu_backward(const ExpertGroups& groups, const GroupedGluCotangents
     }
     out.d_row_weights[static_cast<std::size_t>(row)] = sum;
   }
-  detail::settle_spare_rows(groups, out.d_gate_up, spare);
+  detail::settle_unfilled_rows(groups, out.d_gate_up, unfilled);
   if (keeps) {
-    detail::settle_spare_rows(groups, out.weighted_activation, spare);
+    detail::settle_unfilled_rows(groups, out.weighted_activation, unfilled);
   }
 }
 

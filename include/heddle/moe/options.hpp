@@ -47,6 +47,12 @@ enum class WeightGradFrom {
   wo_output,  ///< <d_out, Y> over D
 };
 
+/// What becomes of buffer rows that no slot has.
+enum class UnfilledRows {
+  untouched,  ///< nothing here reads them, so a buffer costs what is in it, not what it could hold
+  zeroed,     ///< all of them +0, for a reader that goes by the buffer's length
+};
+
 /// What the activation that ends a product reads.
 enum class GluEpilogue {
   strict,  ///< the product as it is stored: the bits of a pass of its own over stored values
@@ -60,6 +66,11 @@ enum class GluFusion {
 };
 
 namespace detail {
+
+inline void require_unfilled_rows(std::string_view where, UnfilledRows unfilled) {
+  require(unfilled == UnfilledRows::untouched || unfilled == UnfilledRows::zeroed, where,
+          "unfilled", unfilled, "must be untouched or zeroed");
+}
 
 inline void require_glu_options(std::string_view where, const std::string& prefix,
                                 GluEpilogue epilogue, GluFusion fusion) {

@@ -13,6 +13,7 @@
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/view.hpp"
 #include "heddle/moe/detail/rows.hpp"
+#include "heddle/moe/options.hpp"
 #include "heddle/moe/routing_map.hpp"
 #include "heddle/moe/routing_window.hpp"
 
@@ -23,12 +24,6 @@
 // the backward, an inverse being its own argsort.
 
 namespace heddle::moe {
-
-/// What becomes of buffer rows that no slot has.
-enum class UnfilledRows {
-  untouched,  ///< nothing here reads them, so a buffer costs what is in it, not what it could hold
-  zeroed,     ///< all of them +0, for a reader that goes by the buffer's length
-};
 
 template <Storage S>
 struct UnsortCotangents {
@@ -148,8 +143,7 @@ void sort(const RoutingMap& map, const RoutingWindow& window, ConstMatrixView<S>
   require_shape(where, "hidden", hidden, "map.dims.tokens", map.dims.tokens, "hidden.cols",
                 hidden.cols());
   require_shape(where, "rows", rows, "window.rows", window.rows, "hidden.cols", hidden.cols());
-  require(unfilled == UnfilledRows::untouched || unfilled == UnfilledRows::zeroed, where,
-          "unfilled", unfilled, "must be untouched or zeroed");
+  detail::require_unfilled_rows(where, unfilled);
   detail::for_token_ranges(map, rows, [&](std::int64_t first, std::int64_t last) {
     sort_tokens<S>(map, window, first, last, hidden, rows);
   });
@@ -305,8 +299,7 @@ void unsort_backward(const RoutingMap& map, const RoutingWindow& window,
     require_shape(where, "d_expert_weights", out.d_expert_weights, "map.dims.tokens", tokens,
                   "map.dims.top_k", map.dims.top_k);
   }
-  require(unfilled == UnfilledRows::untouched || unfilled == UnfilledRows::zeroed, where,
-          "unfilled", unfilled, "must be untouched or zeroed");
+  detail::require_unfilled_rows(where, unfilled);
   detail::for_token_ranges(map, d_out, [&](std::int64_t first, std::int64_t last) {
     unsort_backward_tokens<S>(map, window, first, last, expert_weights, rows, d_out, out);
   });
