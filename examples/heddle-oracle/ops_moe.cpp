@@ -8,13 +8,18 @@
 
 #include "heddle-oracle/op_call.hpp"
 #include "heddle-oracle/ops.hpp"
+#include "heddle/core/workspace.hpp"
 #include "heddle/mesh/axes.hpp"
 #include "heddle/mesh/topology.hpp"
+#include "heddle/moe/arguments.hpp"
 #include "heddle/moe/dims.hpp"
+#include "heddle/moe/expert_layer.hpp"
 #include "heddle/moe/options.hpp"
 #include "heddle/moe/reference.hpp"
 #include "heddle/moe/reference_maps.hpp"
 #include "heddle/moe/reference_router.hpp"
+#include "heddle/moe/residuals.hpp"
+#include "heddle/moe/routing_map.hpp"
 
 namespace heddle::oracle {
 namespace {
@@ -130,8 +135,8 @@ struct Layer {
   }
 
   moe::Dims dims;
-  moe::reference::Inputs<S, R> inputs;
-  moe::reference::Options options;
+  moe::Inputs<S, R> inputs;
+  moe::Options options;
 };
 
 template <class Use>
@@ -145,13 +150,18 @@ void with_layer(OpCall& call, const Use& use) {
 void compute_layer(OpCall& call) {
   with_layer(call, [&]<class S, class R>(Layer<S, R>& layer) {
     using A = AccumulatorOf<S>;
-    const moe::reference::LayerReport report = moe::reference::forward(
-        layer.dims, layer.inputs, layer.options,
-        moe::reference::Outputs<A>{.out = call.output<A>("out"),
-                                   .expert_ids = {},
-                                   .expert_weights = {},
-                                   .router_logits = {},
-                                   .group_sizes = call.output_vector<std::int64_t>("group_sizes")});
+    const moe::Outputs<A> outputs{.out = call.output<A>("out"),
+                                  .expert_ids = {},
+                                  .expert_weights = {},
+                                  .router_logits = {},
+                                  .group_sizes = call.output_vector<std::int64_t>("group_sizes")};
+    Workspace workspace;
+    moe::RoutingMapBuilder maps(workspace);
+    const moe::LayerReport report =
+        call.path() == Path::reference
+            ? moe::reference::forward(layer.dims, layer.inputs, layer.options, outputs)
+            : moe::forward(layer.dims, layer.inputs, layer.options, outputs, moe::Residuals<S>{},
+                           maps, workspace);
     call.output_vector<std::int64_t>("dropped_slots")[0] = report.dropped_slots;
   });
 }
@@ -166,18 +176,29 @@ void compute_backward(OpCall& call) {
     const auto weight = [&](std::string_view name) {
       return WeightCotangent<A>{.values = call.output<A>(name)};
     };
-    moe::reference::backward(
-        layer.dims, layer.inputs,
-        moe::reference::OutputCotangents<S>{.d_out = call.matrix<S>("d_out"),
-                                            .d_router_logits = {}},
-        layer.options,
-        moe::reference::InputCotangents<A>{.d_hidden = call.output<A>("d_hidden"),
-                                           .d_router_weight = weight("d_router_weight"),
-                                           .d_wi = weight("d_wi"),
-                                           .d_wo = weight("d_wo"),
-                                           .d_shared_wi = weight("d_shared_wi"),
-                                           .d_shared_wo = weight("d_shared_wo"),
-                                           .d_shared_gate = weight("d_shared_gate")});
+    const moe::OutputCotangents<S> cotangents{.d_out = call.matrix<S>("d_out"),
+                                              .d_router_logits = {}};
+    const moe::InputCotangents<A> gradients{.d_hidden = call.output<A>("d_hidden"),
+                                            .d_router_weight = weight("d_router_weight"),
+                                            .d_wi = weight("d_wi"),
+                                            .d_wo = weight("d_wo"),
+                                            .d_shared_wi = weight("d_shared_wi"),
+                                            .d_shared_wo = weight("d_shared_wo"),
+                                            .d_shared_gate = weight("d_shared_gate")};
+    if (call.path() == Path::reference) {
+      moe::reference::backward(layer.dims, layer.inputs, cotangents, layer.options, gradients);
+      return;
+    }
+    Workspace memory;
+    Workspace workspace;
+    moe::RoutingMapBuilder maps(workspace);
+    const auto residuals = moe::take_residuals<S>(layer.dims, layer.options.dispatch, memory);
+    const auto out = workspace.take<A>(layer.dims.tokens * layer.dims.hidden);
+    moe::forward(layer.dims, layer.inputs, layer.options,
+                 moe::Outputs<A>{.out = {out.data(), layer.dims.tokens, layer.dims.hidden}},
+                 residuals, maps, workspace);
+    moe::backward(layer.dims, layer.inputs, cotangents, layer.options, residuals, gradients,
+                  workspace);
   });
 }
 
