@@ -304,13 +304,13 @@ struct TokenTerm {
   return term;
 }
 
+/// Every length must be that of `tokens`, which `tokens_name` names.
 template <Accumulator A>
-void require_valid(std::string_view where, const GrpoOptions& options,
-                   const GrpoInputs<A>& inputs) {
+void require_valid(std::string_view where, const GrpoOptions& options, const GrpoInputs<A>& inputs,
+                   std::string_view tokens_name, std::size_t tokens) {
   options.validate(where);
-  const std::size_t tokens = inputs.logps.size();
   const auto check = [&](std::string_view argument, std::size_t size) {
-    require_equal(where, argument, size, "inputs.logps.size", tokens);
+    require_equal(where, argument, size, tokens_name, tokens);
   };
   if (!inputs.old_logps.empty()) {
     check("inputs.old_logps.size", inputs.old_logps.size());
@@ -328,6 +328,43 @@ void require_valid(std::string_view where, const GrpoOptions& options,
   check("inputs.segment_ids.size", inputs.segment_ids.size());
   require_valid_mask(where, inputs.mask, inputs.segment_ids);
   check("inputs.weights.size", inputs.weights.size());
+}
+
+/// A token's share of the loss and its gradient.
+template <Accumulator A>
+struct GrpoToken {
+  GrpoLoss loss;
+  A d_logp = 0;
+};
+
+/// Token t of the mask, at its log-prob and the log-ratio that its ratio level gives it.
+template <Accumulator A>
+[[nodiscard]] GrpoToken<A> grpo_token(const GrpoOptions& options, const GrpoInputs<A>& inputs,
+                                      std::size_t t, A logp, double log_ratio) {
+  const double correction =
+      inputs.importance_weights.empty() ? 1.0 : static_cast<double>(inputs.importance_weights[t]);
+  const TokenTerm policy =
+      policy_term(options, log_ratio, static_cast<double>(inputs.advantages[t]));
+  double d_logp = correction * policy.d_logp;
+  GrpoToken<A> token;
+  token.loss.policy = inputs.weights[t] * correction * policy.value;
+  if (options.kl != KlForm::none) {
+    const TokenTerm kl =
+        kl_term(options, static_cast<double>(logp), static_cast<double>(inputs.ref_logps[t]));
+    d_logp += options.beta * kl.d_logp;
+    token.loss.kl = inputs.weights[t] * kl.value;
+  }
+  token.loss.loss = token.loss.policy + options.beta * token.loss.kl;
+  token.d_logp = static_cast<A>(inputs.weights[t] * d_logp);
+  return token;
+}
+
+/// Where there are no old log-probs they are the policy's own, held constant.
+template <Accumulator A>
+[[nodiscard]] double token_log_ratio(const GrpoInputs<A>& inputs, std::size_t t, A logp) {
+  return inputs.old_logps.empty()
+             ? 0.0
+             : static_cast<double>(logp) - static_cast<double>(inputs.old_logps[t]);
 }
 
 }  // namespace detail
@@ -349,13 +386,11 @@ void require_valid(std::string_view where, const GrpoOptions& options,
 template <Accumulator A>
 GrpoLoss grpo(const GrpoOptions& options, const GrpoInputs<A>& inputs, std::span<A> d_logps) {
   constexpr const char* where = "loss::grpo";
-  detail::require_valid(where, options, inputs);
+  detail::require_valid(where, options, inputs, "inputs.logps.size", inputs.logps.size());
   require_equal(where, "d_logps.size", d_logps.size(), "inputs.logps.size", inputs.logps.size());
 
   const auto log_ratio = [&](std::size_t t) {
-    return inputs.old_logps.empty()
-               ? 0.0
-               : static_cast<double>(inputs.logps[t]) - static_cast<double>(inputs.old_logps[t]);
+    return detail::token_log_ratio(inputs, t, inputs.logps[t]);
   };
   struct Mean {
     double sum = 0;
@@ -385,19 +420,11 @@ GrpoLoss grpo(const GrpoOptions& options, const GrpoInputs<A>& inputs, std::span
       const Mean& mean = segment_log_ratios.at(inputs.segment_ids[t]);
       row_log_ratio = mean.sum / mean.count;
     }
-    const double correction =
-        inputs.importance_weights.empty() ? 1.0 : static_cast<double>(inputs.importance_weights[t]);
-    const detail::TokenTerm policy =
-        detail::policy_term(options, row_log_ratio, static_cast<double>(inputs.advantages[t]));
-    double d_logp = correction * policy.d_logp;
-    total.policy += inputs.weights[t] * correction * policy.value;
-    if (options.kl != KlForm::none) {
-      const detail::TokenTerm kl = detail::kl_term(options, static_cast<double>(inputs.logps[t]),
-                                                   static_cast<double>(inputs.ref_logps[t]));
-      d_logp += options.beta * kl.d_logp;
-      total.kl += inputs.weights[t] * kl.value;
-    }
-    d_logps[t] = static_cast<A>(inputs.weights[t] * d_logp);
+    const detail::GrpoToken<A> token =
+        detail::grpo_token(options, inputs, t, inputs.logps[t], row_log_ratio);
+    total.policy += token.loss.policy;
+    total.kl += token.loss.kl;
+    d_logps[t] = token.d_logp;
   }
   total.loss = total.policy + options.beta * total.kl;
   return total;
