@@ -199,12 +199,12 @@ class ChunkedCall {
         ids(row.segment_ids),
         options(row.options),
         chunk_options(row.chunk_options),
-        y(converted<S>(row.y)),
+        y(stored(row.y)),
         g(narrowed(row.g)),
         beta(narrowed(row.beta)),
         state(narrowed(row.state)),
         d_final(narrowed(row.d_final)),
-        d_o(converted<S>(row.d_o)) {
+        d_o(stored(row.d_o)) {
     const Segments segments(ids, options.initial_segment);
     poison_rows(y, dims.qkv_columns(), segments);
     poison_rows(g, dims.value_heads, segments);
@@ -275,6 +275,13 @@ class ChunkedCall {
   std::int64_t chunks = 0;
 
  private:
+  static std::vector<S> stored(const std::vector<double>& values) {
+    std::vector<S> to;
+    for (const double value : values) {
+      to.push_back(static_cast<S>(static_cast<A>(value)));
+    }
+    return to;
+  }
   static std::vector<A> narrowed(const std::vector<double>& values) {
     return {values.begin(), values.end()};
   }
