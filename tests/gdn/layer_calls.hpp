@@ -67,8 +67,10 @@ template <class S, class P, class A>
   OwnedResiduals<A> residuals(p, options, kept);
   LayerScratch scratch;
   if (kept != Kept::nothing) {
+    LayerOptions chunked = options;
+    chunked.recurrence = Recurrence::automatic;
     ForwardResult<A, S, A> result(p.dims);
-    forward(p.dims, p.inputs(), p.options, options, result.outputs(p.dims), residuals.views(),
+    forward(p.dims, p.inputs(), p.options, chunked, result.outputs(p.dims), residuals.views(),
             scratch);
   }
   Gradients<A> gradients(p);

@@ -129,7 +129,8 @@ void expect_agreement(const Problem<S, P>& p, const LayerOptions& options, doubl
 
 std::string describe(const LayerOptions& options) {
   return "chunk " + std::to_string(options.chunks.chunk) +
-         (options.chunks.chunking == Chunking::grid ? " grid" : "");
+         (options.chunks.chunking == Chunking::grid ? " grid" : "") +
+         (options.recurrence == Recurrence::token_by_token ? " token by token" : "");
 }
 
 TEST(GdnLayer, AgreesWithTheReferenceForAnyChunkSize) {
@@ -138,9 +139,15 @@ TEST(GdnLayer, AgreesWithTheReferenceForAnyChunkSize) {
   for (const std::int64_t chunk :
        {1, 2, 3, 4, 5, 6, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 128}) {
     for (const Chunking chunking : {Chunking::aligned, Chunking::grid}) {
-      const LayerOptions options{.chunks = {.chunk = chunk, .chunking = chunking}};
-      expect_agreement(p, options, 1e-12, describe(options));
-      expect_agreement(single, options, 5e-6, describe(options) + " f32");
+      for (const Recurrence recurrence : {Recurrence::chunked, Recurrence::token_by_token}) {
+        if (recurrence == Recurrence::token_by_token && chunk % 16 != 1) {
+          continue;  // a chunk is a tile of rows there, nothing else
+        }
+        const LayerOptions options{.chunks = {.chunk = chunk, .chunking = chunking},
+                                   .recurrence = recurrence};
+        expect_agreement(p, options, 1e-12, describe(options));
+        expect_agreement(single, options, 5e-6, describe(options) + " f32");
+      }
     }
   }
 }
@@ -186,6 +193,9 @@ TEST(GdnLayer, AgreesWithTheReferenceOnRandomRows) {
 TEST(GdnLayer, AgreesWithTheReferenceAtLargerHeads) {
   const auto p = random_problem(uneven, row({100, 64, -2, 30}), 3, Given::everything);
   expect_agreement(stored_as<float>(p), {}, 5e-6, "f32");
+  expect_agreement(stored_as<float>(p), {.recurrence = Recurrence::token_by_token}, 5e-6,
+                   "f32 token by token");
+  expect_agreement(stored_as<float>(p), {.recurrence = Recurrence::chunked}, 5e-6, "f32 chunked");
   expect_agreement(stored_as<bfloat16, float>(p), {}, 5e-6, "bf16 storage, unrounded results");
 }
 
@@ -332,7 +342,7 @@ TEST(GdnLayer, StatesAreThoseOfTheReference) {
 TEST(GdnLayer, SplitsAnywhere) {
   const Ids ids = row({9, 1, 6});
   const auto whole = random_problem(small, ids, 9, Given::everything);
-  const LayerOptions options{.chunks = {.chunk = 4}};
+  const LayerOptions options{.chunks = {.chunk = 4}, .recurrence = Recurrence::chunked};
   const auto expected = layer_forward(whole, options);
   const auto expected_gradients = layer_backward(whole, options);
   for (std::int64_t t = 0; t <= whole.dims.tokens; ++t) {

@@ -16,6 +16,7 @@
 #include "heddle/gdn/chunked.hpp"
 #include "heddle/gdn/conv_port.hpp"
 #include "heddle/gdn/detail/layer_row.hpp"
+#include "heddle/gdn/detail/row_recurrence.hpp"
 #include "heddle/gdn/dims.hpp"
 #include "heddle/gdn/gates.hpp"
 #include "heddle/gdn/layer_options.hpp"
@@ -111,6 +112,46 @@ namespace detail {
   return {0, dims.key_heads};
 }
 
+/// Residuals are kept by chunks alone.
+template <class T>
+[[nodiscard]] bool takes_tokens(const Dims& dims, const LayerOptions& options,
+                                const Segments& segments, const ChunkResiduals<T>& residuals) {
+  return residuals.t_inv.is_null() && residuals.chunk_states.is_null() &&
+         gdn::takes_tokens(dims, options, segments);
+}
+
+template <class T>
+void check_recurrence(std::string_view where, const LayerOptions& options,
+                      const ChunkResiduals<T>& residuals) {
+  require(options.recurrence != Recurrence::token_by_token ||
+              (residuals.t_inv.is_null() && residuals.chunk_states.is_null()),
+          where, "residuals", "given", "must be null where options.recurrence is token_by_token");
+}
+
+/// A row's recurrence, one way or the other; o null: states alone.
+template <Accumulator A, class Source, Storage O>
+void layer_recurrence(const LayerOptions& options, const RecurrenceRow<A>& row,
+                      const Source& source, const StatesInOut<A>& states, MatrixView<O> o,
+                      const ChunkResiduals<A>& residuals, Workspaces& workspaces) {
+  if (takes_tokens(row.dims, options, row.segments, residuals)) {
+    run_recurrence(row, source, states, o, workspaces);
+  } else {
+    forward_row(row, source, states, o, residuals, workspaces);
+  }
+}
+
+template <Accumulator A, class Source, Storage O>
+void layer_recurrence_slice(const LayerOptions& options, const RecurrenceRow<A>& row,
+                            const Source& source, const HeadSlice& slice,
+                            const StatesInOut<A>& states, MatrixView<O> o,
+                            const ChunkResiduals<A>& residuals, Workspace& workspace) {
+  if (takes_tokens(row.dims, options, row.segments, residuals)) {
+    recurrence_slice(row, source, slice, states, o, workspace);
+  } else {
+    forward_slice(row, source, slice, states, o, residuals, workspace);
+  }
+}
+
 /// Checks and computes a forward call: run(row, source, states) does the slices.
 template <Storage S, Storage P, Accumulator A, Storage O, class Loop, class Run>
 void layer_forward(const Dims& dims, const Inputs<S, P, A>& inputs, const Options& options,
@@ -124,6 +165,7 @@ void layer_forward(const Dims& dims, const Inputs<S, P, A>& inputs, const Option
   key_heads.validate(where, dims);
   const LayerRow<A> row(dims, inputs, options, layer_options.chunks, scratch.row());
   check_residuals(where, dims, row.plan, residuals);
+  check_recurrence(where, layer_options, residuals);
   row.compute_gates(inputs, options, value_heads_of(dims, key_heads), scratch.row(), loop);
   run(row.recurrence, ConvSource<S, P, A>(dims, row.segments, inputs, options.conv_output),
       StatesInOut<A>{.initial = inputs.recurrent_state, .final = outputs.final_recurrent_state});
@@ -172,8 +214,8 @@ void forward(const Dims& dims, const Inputs<S, P, A>& inputs, const Options& opt
   detail::layer_forward(dims, inputs, options, layer_options, outputs, residuals,
                         detail::all_key_heads(dims), scratch, detail::ParallelBlocks{},
                         [&](const auto& row, const auto& source, const auto& states) {
-                          detail::forward_row<A>(row, source, states, outputs.o, residuals,
-                                                 scratch.threads());
+                          detail::layer_recurrence<A>(layer_options, row, source, states, outputs.o,
+                                                      residuals, scratch.threads());
                         });
 }
 
@@ -204,6 +246,7 @@ void states(const Dims& dims, const Inputs<S, P, A>& inputs, const Options& opti
   const KeyHeads all = detail::all_key_heads(dims);
   const detail::LayerRow<A> row(dims, inputs, options, layer_options.chunks, scratch.row());
   detail::check_residuals(where, dims, row.plan, residuals);
+  detail::check_recurrence(where, layer_options, residuals);
   row.compute_gates(inputs, options, detail::value_heads_of(dims, all), scratch.row(),
                     detail::ParallelBlocks{});
   if (!outputs.m.is_null()) {
@@ -217,8 +260,9 @@ void states(const Dims& dims, const Inputs<S, P, A>& inputs, const Options& opti
     });
   }
   if (!outputs.final_recurrent_state.is_null() || !residuals.t_inv.is_null()) {
-    detail::forward_row<A>(
-        row.recurrence, ConvSource<S, P, A>(dims, row.segments, inputs, options.conv_output),
+    detail::layer_recurrence<A>(
+        layer_options, row.recurrence,
+        ConvSource<S, P, A>(dims, row.segments, inputs, options.conv_output),
         {.initial = inputs.recurrent_state, .final = outputs.final_recurrent_state},
         MatrixView<A>(), residuals, scratch.threads());
   }

@@ -12,6 +12,7 @@
 #include "heddle/gdn/detail/layer_row.hpp"
 #include "heddle/gdn/detail/row_backward.hpp"
 #include "heddle/gdn/detail/row_forward.hpp"
+#include "heddle/gdn/detail/row_recurrence.hpp"
 #include "heddle/gdn/dims.hpp"
 #include "heddle/gdn/gates.hpp"
 #include "heddle/gdn/layer_options.hpp"
@@ -36,55 +37,69 @@ template <Accumulator A>
 }
 
 template <Storage S, Storage P, Accumulator A>
-[[nodiscard]] std::size_t layer_forward_slice_bytes(const Dims& dims, std::int64_t longest) {
+[[nodiscard]] std::size_t layer_forward_slice_bytes(const Dims& dims, const LayerOptions& options,
+                                                    bool residuals) {
   const Segments none({}, 0);
-  return forward_slice_bytes<A>(
-      dims, longest, ConvSource<S, P, A>(dims, none, Inputs<S, P, A>{}, ConvOutput::accumulator),
-      HeadSlice::of_key_head(dims, 0));
+  const ConvSource<S, P, A> source(dims, none, Inputs<S, P, A>{}, ConvOutput::accumulator);
+  const std::int64_t longest = std::min(options.chunks.chunk, dims.tokens);
+  const HeadSlice slice = HeadSlice::of_key_head(dims, 0);
+  const std::size_t chunked = forward_slice_bytes<A>(dims, longest, source, slice);
+  if (residuals || options.recurrence == Recurrence::chunked) {
+    return chunked;
+  }
+  const std::size_t tokens = recurrence_slice_bytes<A>(dims, longest, source, slice);
+  return options.recurrence == Recurrence::token_by_token ? tokens : std::max(chunked, tokens);
 }
 
 }  // namespace detail
 
+/// Which residuals a call keeps, or a backward is given.
+enum class Residuals { none, inverses, inverses_and_states };
+
 /// Scratch of forward: of the whole call, whose threads need that much at most, and of a slice.
 ///
-/// units     bytes; exact where a thread computes a key head whole and the row has a chunk of
-///           layer_options.chunks.chunk tokens
+/// units     bytes; exact where a thread computes a key head whole, the row has a chunk of
+///           layer_options.chunks.chunk tokens and options.recurrence says how it is evaluated
 template <Storage S, Storage P = S, Accumulator A = AccumulatorOf<S>>
 [[nodiscard]] LayerWorkspaceBytes layer_forward_workspace_bytes(const Dims& dims,
-                                                                const LayerOptions& layer_options) {
-  const std::int64_t longest = std::min(layer_options.chunks.chunk, dims.tokens);
+                                                                const LayerOptions& layer_options,
+                                                                Residuals residuals) {
   return {.row = detail::layer_row_bytes<A>(dims, Workspace::bytes_for<A>(dims.value_heads)),
-          .thread = detail::layer_forward_slice_bytes<S, P, A>(dims, longest)};
+          .thread = detail::layer_forward_slice_bytes<S, P, A>(dims, layer_options,
+                                                               residuals != Residuals::none)};
 }
 
 /// Scratch of states.
 template <Storage S, Storage P = S, Accumulator A = AccumulatorOf<S>>
 [[nodiscard]] LayerWorkspaceBytes layer_states_workspace_bytes(const Dims& dims,
-                                                               const LayerOptions& layer_options) {
+                                                               const LayerOptions& layer_options,
+                                                               Residuals residuals) {
   const std::int64_t longest = std::min(layer_options.chunks.chunk, dims.tokens);
   const Segments none({}, 0);
   const std::size_t transition = detail::transition_slice_bytes<A>(
       dims, longest,
       ConvSource<S, P, A>(dims, none, Inputs<S, P, A>{}, ConvOutput::accumulator, SourceRows::keys),
       HeadSlice::of_key_head(detail::transition_dims(dims), 0));
-  return {
-      .row = detail::layer_row_bytes<A>(dims, Workspace::bytes_for<A>(dims.value_heads)),
-      .thread = std::max(detail::layer_forward_slice_bytes<S, P, A>(dims, longest), transition)};
+  return {.row = detail::layer_row_bytes<A>(dims, Workspace::bytes_for<A>(dims.value_heads)),
+          .thread = std::max(detail::layer_forward_slice_bytes<S, P, A>(
+                                 dims, layer_options, residuals != Residuals::none),
+                             transition)};
 }
 
-/// Scratch of backward over a row of so many chunks, with or without kept chunk_states.
+/// Scratch of backward over a row of so many chunks.
 template <Storage S, Storage P = S, Accumulator A = AccumulatorOf<S>>
 [[nodiscard]] LayerWorkspaceBytes layer_backward_workspace_bytes(const Dims& dims,
                                                                  const LayerOptions& layer_options,
                                                                  std::int64_t chunks,
-                                                                 bool states_kept) {
+                                                                 Residuals residuals) {
   const std::int64_t longest = std::min(layer_options.chunks.chunk, dims.tokens);
   const Segments none({}, 0);
   const ConvPort<S, P, A> port(dims, none, Inputs<S, P, A>{}, ConvOutput::accumulator, {}, {});
   return {.row = detail::layer_row_bytes<A>(
               dims, gates_workspace_bytes<A>(dims.tokens, dims.value_heads)),
-          .thread = detail::backward_slice_bytes<A>(dims, longest, chunks, states_kept, port,
-                                                    HeadSlice::of_key_head(dims, 0))};
+          .thread = detail::backward_slice_bytes<A>(dims, longest, chunks,
+                                                    residuals == Residuals::inverses_and_states,
+                                                    port, HeadSlice::of_key_head(dims, 0))};
 }
 
 /// Cost of forward on one document of dims.tokens tokens, without residuals: chunked_cost, the
