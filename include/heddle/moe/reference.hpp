@@ -82,7 +82,7 @@ template <Storage S, Storage R>
             [&](std::int64_t i, std::int64_t e, A sum) { logits(token(i), e) = sum; });
       });
 
-  routing.report.router = route<A>(
+  routing.report.router = reference::route<A>(
       router, {.router_logits = logits, .forced_ids = in.forced_ids, .segment_ids = in.segment_ids},
       options.router,
       {.expert_ids = routing.expert_ids.view(), .expert_weights = routing.expert_weights.view()});
@@ -184,11 +184,11 @@ template <Accumulator A>
   }
   Matrix<A> result(dims.tokens, dims.experts);
   const MatrixView<A> d_logits = result.view();
-  route_backward<A>(dims.router(),
-                    {.router_logits = routing.logits.view(),
-                     .expert_ids = routing.expert_ids.view(),
-                     .d_expert_weights = d_weights},
-                    options, d_logits);
+  reference::route_backward<A>(dims.router(),
+                               {.router_logits = routing.logits.view(),
+                                .expert_ids = routing.expert_ids.view(),
+                                .d_expert_weights = d_weights},
+                               options, d_logits);
   if (!d_router_logits.is_null()) {
     for (const std::int64_t t : routing.tokens) {
       for (std::int64_t e = 0; e < dims.experts; ++e) {

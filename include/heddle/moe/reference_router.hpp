@@ -36,6 +36,7 @@ struct RouterReport {
   std::int64_t padding_tokens = 0;    ///< routed nowhere
   std::int64_t forced_tokens = 0;     ///< replayed
   std::int64_t automatic_tokens = 0;  ///< chosen by their logits
+  std::int64_t chosen_rows = 0;       ///< rows whose K best were looked for
   std::int64_t nonfinite_rows = 0;    ///< routed rows whose weights come from the non-finite rule
   double replay_mismatch =
       0;  ///< mean over replayed tokens of the share of their ids that the router
@@ -264,6 +265,10 @@ RouterReport route(const RouterDims& dims, const RouterInputs<S>& in, const Rout
     report.automatic_tokens += count.automatic;
     report.nonfinite_rows += count.nonfinite;
     agreed += count.agreed;
+  }
+  report.chosen_rows = report.automatic_tokens;
+  if (options.mismatch == ReplayMismatch::measure) {
+    report.chosen_rows += report.forced_tokens;
   }
   if (options.mismatch == ReplayMismatch::measure && report.forced_tokens > 0) {
     report.replay_mismatch =
