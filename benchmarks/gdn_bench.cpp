@@ -201,6 +201,29 @@ void measure(benchmark::State& state, const Dims& dims, std::int64_t flops, Pass
   state.counters["scratch_mib"] = problem.scratch_mib();
 }
 
+/// The time a token takes in a long row, over that in a short one: 1 where it is linear.
+void growth(benchmark::State& state, const Dims& dims, std::int64_t short_tokens) {
+  Dims short_dims = dims;
+  short_dims.tokens = short_tokens;
+  RowProblem longer(dims);
+  RowProblem shorter(short_dims);
+  longer.forward();
+  shorter.forward();
+  const std::int64_t times = dims.tokens / short_tokens;
+  Pairs pairs;
+  for ([[maybe_unused]] const auto _ : state) {
+    state.SetIterationTime(pairs.run([&] { longer.forward(); },
+                                     [&] {
+                                       for (std::int64_t i = 0; i < times; ++i) {
+                                         shorter.forward();
+                                       }
+                                     }));
+  }
+  state.counters["ratio_T" + std::to_string(short_tokens)] = pairs.ratio();
+  state.counters["tokens_s"] = static_cast<double>(dims.tokens) / pairs.seconds();
+  state.counters["scratch_mib"] = longer.scratch_mib();
+}
+
 /// The states-only pass beside the whole forward.
 void states(benchmark::State& state, const Dims& dims) {
   RowProblem problem(dims);
@@ -241,10 +264,12 @@ void register_all(Shapes shapes) {
       dims.value_heads = 64;
       break;
   }
-  const std::string arguments =
-      "/f32/T:" + std::to_string(dims.tokens) + "/Hk:" + std::to_string(dims.key_heads) +
-      "/Hv:" + std::to_string(dims.value_heads) + "/K:" + std::to_string(dims.key_dim) +
-      "/V:" + std::to_string(dims.value_dim) + "/C:" + std::to_string(chunk_options.chunk);
+  const auto arguments_of = [](const Dims& of) {
+    return "/f32/T:" + std::to_string(of.tokens) + "/Hk:" + std::to_string(of.key_heads) +
+           "/Hv:" + std::to_string(of.value_heads) + "/K:" + std::to_string(of.key_dim) +
+           "/V:" + std::to_string(of.value_dim) + "/C:" + std::to_string(chunk_options.chunk);
+  };
+  const std::string arguments = arguments_of(dims);
   register_pass("gdn.forward" + arguments, [dims](benchmark::State& state) {
     measure(state, dims, gdn::chunked_cost<float, float, float>(dims, chunk_options).flops,
             &RowProblem::forward);
@@ -258,6 +283,14 @@ void register_all(Shapes shapes) {
     measure(state, dims, gdn::transitions_cost<float, float>(dims, chunk_options).flops,
             &RowProblem::transitions, &RowProblem::keep_inverses);
   });
+  if (shapes != Shapes::ci) {
+    Dims long_row = dims;
+    long_row.tokens = 65536;
+    long_row.key_heads = 2;
+    long_row.value_heads = 8;
+    register_pass("gdn.forward_growth" + arguments_of(long_row),
+                  [long_row](benchmark::State& state) { growth(state, long_row, 4096); });
+  }
 #if __has_include("gdn_bench_layer.hpp")
   register_layer(shapes);
 #endif
