@@ -88,12 +88,12 @@ template <class Lanes>
 }  // namespace detail
 
 /// f32 rate of one thread, 10^9 flop/s (a fused multiply-add is two), the best of several loops of about a
-/// millisecond: what frac_f32 divides by.
-[[nodiscard]] inline double fma_gflops() {
+/// millisecond: what frac_f32 divides by. Another path than the machine's own is for kernels that were
+/// made to take it too.
+[[nodiscard]] inline double fma_gflops(FmaPath path = fma_path()) {
   constexpr std::int64_t rounds = 200'000;
   volatile float factor = 0.999F;
   volatile float sink = 0;
-  const FmaPath path = fma_path();
   double best = 0;
   for (int repetition = 0; repetition < 7; ++repetition) {
     const double seconds = seconds_of([&] {

@@ -89,14 +89,15 @@ inline constexpr std::int64_t in_place_rows = 8;
 /// Columns of B up to which copying A would cost more than reading it from afar.
 inline constexpr std::int64_t in_place_columns = 128;
 
-/// Whether tiles read B where it is, all but the columns of a last panel that is not whole.
+/// Whether tiles read B where it is, all but the columns of a last panel that is not whole. Pairs of
+/// bf16 are made anew by each tile, so only few tiles should.
 template <class A, class B>
 [[nodiscard]] constexpr bool reads_in_place(const StoredOperand<B>& b, std::int64_t rows,
                                             std::int64_t depth) {
+  const bool near = !std::is_same_v<B, bfloat16> &&
+                    depth * b.stride * static_cast<std::int64_t>(sizeof(B)) <= in_place_bytes;
   return std::is_same_v<A, B> && !b.transposed && b.row_ids == nullptr &&
-         depth % step_depth<B> == 0 &&
-         (rows <= in_place_rows ||
-          depth * b.stride * static_cast<std::int64_t>(sizeof(B)) <= in_place_bytes);
+         depth % step_depth<B> == 0 && (rows <= in_place_rows || near);
 }
 template <class A, class B>
 [[nodiscard]] constexpr bool reads_in_place(const PanelOperand<B>&, std::int64_t, std::int64_t) {
