@@ -54,6 +54,22 @@ template <Storage S, Storage P>
   return same_document ? &inputs.x(position, 0) : nullptr;
 }
 
+/// Weights and bias as the kernels want them: a tap's of all columns side by side.
+///
+/// shapes    taps [kernel + 1, columns], the bias last, left alone where there is none
+template <Storage S, Storage P, Accumulator A>
+void fill_taps(const ConvInputs<S, P>& inputs, MatrixView<A> taps) {
+  const std::int64_t kernel = inputs.kernel();
+  for (std::int64_t c = 0; c < inputs.columns(); ++c) {
+    for (std::int64_t w = 0; w < kernel; ++w) {
+      taps(w, c) = widen<A>(inputs.weight(c, w));
+    }
+    if (!inputs.bias.empty()) {
+      taps(kernel, c) = widen<A>(inputs.bias[static_cast<std::size_t>(c)]);
+    }
+  }
+}
+
 /// Convolution of a column block over ranges of tokens, with its weights as the kernels want them.
 ///
 /// memory    (kernel + 1) rows of the columns in A and 2 kernel pointers of the workspace
@@ -69,14 +85,7 @@ class ConvTile {
               inputs.kernel() + 1, inputs.columns()),
         rows_(workspace.take<const S*>(inputs.kernel())),
         row_taps_(workspace.take<const A*>(inputs.kernel())) {
-    for (std::int64_t c = 0; c < columns(); ++c) {
-      for (std::int64_t w = 0; w < kernel(); ++w) {
-        taps_(w, c) = widen<A>(inputs.weight(c, w));
-      }
-      if (!inputs.bias.empty()) {
-        taps_(kernel(), c) = widen<A>(inputs.bias[static_cast<std::size_t>(c)]);
-      }
-    }
+    fill_taps(inputs, taps_);
   }
 
   [[nodiscard]] static std::size_t workspace_bytes(std::int64_t columns, std::int64_t kernel) {
