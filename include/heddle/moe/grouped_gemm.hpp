@@ -262,13 +262,21 @@ void grouped_product_d_weights(const ExpertGroups& groups, const Factor<S>& rows
   detail::require_weights(where, "d_weights.values", d_weights.values, groups, "rows.cols", k,
                           "d_result.cols", d_result.cols());
   const Workspace::Frame frame(workspace);
-  const auto products =
-      detail::take_products<Each>(workspace, groups.experts(), [&](std::int64_t e) {
-        return Each{detail::transpose_of(rows.row_block(groups.first_row(e), groups.rows(e))),
-                    d_result.row_block(groups.first_row(e), groups.rows(e)),
-                    d_weights.values.row_block(e * k, k), d_weights.write};
-      });
-  parallel_multiply(products, workspace);
+  const std::span<Each> products = workspace.take<Each>(groups.experts());
+  std::size_t used = 0;
+  for (std::int64_t e = 0; e < groups.experts(); ++e) {
+    const MatrixView<AccumulatorOf<S>> values = d_weights.values.row_block(e * k, k);
+    const std::int64_t first = groups.first_row(e);
+    const std::int64_t count = groups.rows(e);
+    if (count > 0) {
+      std::construct_at(products.data() + used++,
+                        Each{detail::transpose_of(rows.row_block(first, count)),
+                             d_result.row_block(first, count), values, d_weights.write});
+    } else if (d_weights.write == Write::overwrite) {
+      detail::zero_rows(values, 0, k);
+    }
+  }
+  parallel_multiply(std::span<const Each>(products.first(used)), workspace);
 }
 
 }  // namespace heddle::moe
