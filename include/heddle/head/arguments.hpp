@@ -88,6 +88,16 @@ struct Outputs {
   }
 };
 
+/// What forward_backward writes.
+///
+/// shapes    each [tokens]
+/// specials  losses: each row's share, 0 at inactive rows; an empty span is not wanted
+template <Accumulator A>
+struct LossOutputs {
+  Outputs<A> scores;
+  std::span<double> losses = {};
+};
+
 /// What a backward call reads of its forward call.
 ///
 /// shapes    each [tokens]

@@ -41,7 +41,8 @@ class GrpoTokenLoss {
   GrpoTokenLoss(const GrpoOptions& options, const GrpoInputs<A>& inputs)
       : options_(options), inputs_(inputs) {
     constexpr const char* where = "loss::GrpoTokenLoss";
-    require_equal(where, "inputs.logps.size", inputs.logps.size(), "nothing", 0);
+    require(inputs.logps.empty(), where, "inputs.logps.size", inputs.logps.size(),
+            "must be 0: the call brings them");
     detail::require_valid(where, options, inputs, "inputs.mask.size", inputs.mask.size());
     require(options.ratio == ratio, where, "options.ratio", options.ratio, "must be token");
   }
