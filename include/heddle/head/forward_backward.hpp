@@ -111,13 +111,14 @@ void forward_then_backward(const Dims& dims, const Inputs<S, W>& inputs,
 }  // namespace detail
 
 /// Rows of logits that forward_backward keeps at a time: the most that options.chunk and
-/// options.scratch_bytes allow, in eights. 0: too few to be worth it, and forward and backward run.
+/// options.scratch_bytes allow, in eights. 0: too few to be worth it, and forward and backward run. The
+/// scratch of one thread is counted, whatever the arena: no bit may depend on that. Each further thread
+/// takes about a MiB more.
 ///
 /// throws    Error for dims and options
 template <Storage S, Storage W = S>
 [[nodiscard]] std::int64_t forward_backward_rows(const Dims& dims, WeightLayout layout,
-                                                 const ScoringOptions& options,
-                                                 std::int64_t threads = 1) {
+                                                 const ScoringOptions& options) {
   using A = AccumulatorOf<S>;
   constexpr const char* where = "head::forward_backward_rows";
   dims.validate(where);
@@ -128,7 +129,7 @@ template <Storage S, Storage W = S>
   return detail::with_cotangent_storage<A>(options.logits_dtype, [&]<class D>(D) {
     const auto fits = [&](std::int64_t rows) {
       return std::cmp_less_equal(
-          detail::forward_backward_bytes<S, W, D>(dims, layout, options, rows, threads),
+          detail::forward_backward_bytes<S, W, D>(dims, layout, options, rows, 1),
           options.scratch_bytes);
     };
     const std::int64_t most = std::min(options.chunk, std::max<std::int64_t>(dims.tokens, 1));
@@ -165,7 +166,7 @@ void forward_backward(const Dims& dims, const Inputs<S, W>& inputs, const Scorin
   detail::require_valid(where, dims, inputs.layout, cotangents);
   detail::require_row_ids(where, dims);
   const std::int64_t threads = detail::arena_threads();
-  const std::int64_t rows = forward_backward_rows<S, W>(dims, inputs.layout, options, threads);
+  const std::int64_t rows = forward_backward_rows<S, W>(dims, inputs.layout, options);
   const Workspace::Frame frame(workspace);
   if (rows == 0) {
     detail::forward_then_backward(dims, inputs, options, loss, outputs, cotangents, workspace);
@@ -186,7 +187,7 @@ template <Storage S, Storage W = S>
                                                            const ScoringOptions& options,
                                                            std::int64_t threads = 1) {
   using A = AccumulatorOf<S>;
-  const std::int64_t rows = forward_backward_rows<S, W>(dims, layout, options, threads);
+  const std::int64_t rows = forward_backward_rows<S, W>(dims, layout, options);
   if (rows == 0) {
     return 6 * Workspace::bytes_for<A>(dims.tokens) +
            std::max(forward_workspace_bytes<S, W>(dims, options, threads),
@@ -200,8 +201,8 @@ template <Storage S, Storage W = S>
 /// What forward_backward costs where every token has a cotangent, in Mode::fused.
 template <Storage S, Storage W = S>
 [[nodiscard]] Cost forward_backward_cost(const Dims& dims, WeightLayout layout,
-                                         const ScoringOptions& options, std::int64_t threads = 1) {
-  const std::int64_t rows = forward_backward_rows<S, W>(dims, layout, options, threads);
+                                         const ScoringOptions& options) {
+  const std::int64_t rows = forward_backward_rows<S, W>(dims, layout, options);
   if (rows == 0) {
     return forward_cost<S, W>(dims, options) + backward_cost<S, W>(dims, options);
   }

@@ -42,12 +42,14 @@ template <class T>
   return std::max<std::int64_t>(bytes / row_bytes, 1);
 }
 
-/// Active rows of a chunk whose logits, `columns` wide, are kept.
+/// Active rows of a chunk whose logits, `columns` wide, are kept: of one product always a chunk's.
 template <class T>
 [[nodiscard]] std::int64_t chunk_rows(const Dims& dims, const ScoringOptions& options,
                                       std::int64_t columns) {
-  const std::int64_t fit = rows_that_fit<T>(options.scratch_bytes, columns);
-  return std::min({options.chunk, std::max<std::int64_t>(dims.tokens, 1), fit});
+  const std::int64_t most = std::min(options.chunk, std::max<std::int64_t>(dims.tokens, 1));
+  return columns <= product_columns
+             ? most
+             : std::min(most, rows_that_fit<T>(options.scratch_bytes, columns));
 }
 
 template <Accumulator A>
