@@ -16,9 +16,9 @@
 #include "heddle/moe/detail/shared_expert.hpp"
 #include "heddle/moe/dims.hpp"
 #include "heddle/moe/options.hpp"
-#include "heddle/moe/reference_router.hpp"
 #include "heddle/moe/residuals.hpp"
 #include "heddle/moe/routed_experts.hpp"
+#include "heddle/moe/router.hpp"
 #include "heddle/moe/routing_map.hpp"
 #include "heddle/moe/routing_window.hpp"
 
@@ -133,12 +133,12 @@ LayerReport forward(const Dims& dims, const Inputs<S, R>& in, const Options& opt
     const detail::RoutedTokens tokens(dims, in.segment_ids, options.router, workspace);
     detail::router_logits(tokens, in.hidden, in.router_weight, kept.router_logits, workspace);
   }
-  report.router = reference::route<A>(
-      dims.router(),
-      {.router_logits = kept.router_logits,
-       .forced_ids = in.forced_ids,
-       .segment_ids = in.segment_ids},
-      options.router, {.expert_ids = kept.expert_ids, .expert_weights = kept.expert_weights});
+  report.router = route<A>(dims.router(),
+                           {.router_logits = kept.router_logits,
+                            .forced_ids = in.forced_ids,
+                            .segment_ids = in.segment_ids},
+                           options.router,
+                           {.expert_ids = kept.expert_ids, .expert_weights = kept.expert_weights});
 
   DropReport drops;
   std::fill(out.group_sizes.begin(), out.group_sizes.end(), std::int64_t{0});
@@ -278,11 +278,11 @@ void backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotangents<S
   {
     const Workspace::Frame router(workspace);
     const MatrixView<A> d_logits = detail::take_matrix<A>(workspace, dims.tokens, dims.experts);
-    reference::route_backward<A>(dims.router(),
-                                 {.router_logits = residuals.router_logits,
-                                  .expert_ids = residuals.expert_ids,
-                                  .d_expert_weights = d_expert_weights},
-                                 options.router, d_logits);
+    route_backward<A>(dims.router(),
+                      {.router_logits = residuals.router_logits,
+                       .expert_ids = residuals.expert_ids,
+                       .d_expert_weights = d_expert_weights},
+                      options.router, d_logits);
     const detail::RoutedTokens tokens(dims, in.segment_ids, options.router, workspace);
     if (!d.d_router_logits.is_null()) {
       for (const auto& run : tokens.runs()) {

@@ -107,6 +107,9 @@ template <Storage S>
                                                        const GluBackwardRow<S>& row, bool wants_dot,
                                                        std::int64_t count) {
   using A = AccumulatorOf<S>;
+  if (count <= 0) {  // no tile is empty, but a compiler that cannot know sees buffers unwritten
+    return A(0);
+  }
   // The weight stands after the product: q is common to d_activation and to the weight's own
   // cotangent, which needs it in the accumulator and unweighted.
   if (epilogue == GluEpilogue::strict) {
