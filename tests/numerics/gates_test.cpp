@@ -107,6 +107,8 @@ TEST(Gates, FloorsAreThoseOfTheSpecification) {
   EXPECT_EQ(whole_model_f32.log_prob, 1e-4);
   EXPECT_EQ(whole_model_f32.log_prob_unit, LogProbUnit::nats);
   EXPECT_EQ(whole_model_f32.grad_norm, 2e-3);
+  EXPECT_GE(updated_f32.worst_row, 8 * 2.1e-4);
+  EXPECT_GE(updated_f32.relative_l2, 8 * 2.3e-5);
   for (const Floors& floors : {kernel_f32, kernel_bf16, whole_model_f32}) {
     EXPECT_EQ(floors.directional_derivative, 1e-6);
     EXPECT_EQ(floors.dropped_slots, 0);

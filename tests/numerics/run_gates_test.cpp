@@ -215,6 +215,11 @@ TEST(RunGates, TensorGatesSeeWhatScalarsDoNot) {
 
 TEST(RunGates, UpdatedParametersAreHeldToo) {
   const Dump baseline = Step().run();
+  Step noisy;
+  noisy.updated[17] += 1e-3F;
+  EXPECT_TRUE(judged(baseline, noisy.run()).passed());
+  noisy.gradient[17] += 2e-3F;
+  EXPECT_FALSE(judged(baseline, noisy.run()).passed()) << "a gradient has no optimizer to blame";
   Step mutant;
   mutant.updated[17] += 0.05F;
   EXPECT_EQ(failing(judged(baseline, mutant.run())),
