@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 
 #include "heddle/core/isa.hpp"
+#include "heddle/core/workspace.hpp"
 #include "moe/routed.hpp"
 #include "support/compare.hpp"
 #include "support/random.hpp"
@@ -266,6 +267,41 @@ TEST(Sort, EveryPathHasTheSameBits) {
       heddle::test::with_threads(threads, [&] { EXPECT_TRUE(same_bits(run(bfloat16{}), bf16)); });
     }
   }
+}
+
+// Results larger than the last cache go past it; that is no other sum.
+TEST(Sort, LargeResultsAreTheSame) {
+  const std::int64_t tokens = 1030;
+  const std::int64_t hidden = 32768 + 32;  // 64 MiB of bf16, whole cache lines, a short last block
+  Ids ids;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    ids.push_back(static_cast<std::int32_t>(t % 5) - 1);  // every fifth token is routed nowhere
+  }
+  const OwnedMap owned({.tokens = tokens, .experts = 4, .top_k = 1}, ids);
+  const RoutingWindow window = routing_window(owned.map);
+  Workspace memory;
+  const auto count = tokens * hidden;
+  const MatrixView<bfloat16> rows(memory.take<bfloat16>(count).data(), tokens, hidden);
+  const MatrixView<bfloat16> out(memory.take<bfloat16>(count).data(), tokens, hidden);
+  const std::vector<float> pattern = Random(18).normals<float>(4099);
+  for (std::int64_t row = 0; row < tokens; ++row) {
+    for (std::int64_t d = 0; d < hidden; ++d) {
+      rows(row, d) = bfloat16(pattern[static_cast<std::size_t>((row + d) % 4099)]);
+      out(row, d) = poison<bfloat16>();
+    }
+  }
+  const std::vector<float> weights(static_cast<std::size_t>(tokens), 0.3F);
+  unsort<bfloat16, bfloat16>(owned.map, window, {weights.data(), tokens, 1}, rows, out);
+  std::int64_t wrong = 0;
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t row = window.row_of(owned.inverse[static_cast<std::size_t>(t)]);
+    for (std::int64_t d = 0; d < hidden; ++d) {
+      const bfloat16 expected =
+          row == nowhere ? bfloat16(0) : bfloat16(0.3F * static_cast<float>(rows(row, d)));
+      wrong += std::memcmp(&expected, &out(t, d), sizeof expected) == 0 ? 0 : 1;
+    }
+  }
+  EXPECT_EQ(wrong, 0);
 }
 
 // What the four passes do to a buffer does not depend on how much of it is empty; NaN there stays

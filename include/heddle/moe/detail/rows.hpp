@@ -6,6 +6,10 @@
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/simd.hpp"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace heddle::moe::detail {
 
 /// The rows of one token's slots in a buffer: slot k lies at index positions[k] - first_position if
@@ -96,14 +100,14 @@ namespace heddle::moe::detail {
 template <Storage S, Storage O = S>
 struct RowFunctions {
   using A = AccumulatorOf<S>;
-  void (*weighted_sum)(const SlotRows<const S>&, const A*, bool, O*, std::int64_t);
+  void (*weighted_sum)(const SlotRows<const S>&, const A*, bool, bool, O*, std::int64_t);
   void (*scale)(A, const S*, S*, std::int64_t);
   A (*dot)(const S*, const S*, std::int64_t);
 };
 
 template <Storage S, Storage O>
 void plain_weighted_sum(const SlotRows<const S>& slots, const AccumulatorOf<S>* weights,
-                        bool accumulates, O* out, std::int64_t columns) {
+                        bool accumulates, bool /*streams*/, O* out, std::int64_t columns) {
   using A = AccumulatorOf<S>;
   for (std::int64_t column = 0; column < columns; ++column) {
     A sum = A(0);

@@ -42,17 +42,45 @@ inline F32::Vector tail_sum(const heddle::moe::detail::SlotRows<S>& slots, const
   return sum;
 }
 
-/// out = the weighted sum of a token's rows, or out + it.
+/// A cache line of a result past the caches, where that spares reading what it overwrites.
+template <class O>
+inline void stream_line(O* to, const O* line) {
+#if defined(__x86_64__)
+  for (int part = 0; part < 4; ++part) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to) + part,
+                     _mm_load_si128(reinterpret_cast<const __m128i*>(line) + part));
+  }
+#else
+  __builtin_memcpy(static_cast<void*>(to), line, 64);
+#endif
+}
+
+/// out = the weighted sum of a token's rows, or out + it. `streams`: out lies on cache lines and is not
+/// read again soon.
 template <class S, class O>
 inline void weighted_sum(const heddle::moe::detail::SlotRows<S>& slots, const float* weights,
-                         bool accumulates, O* out, std::int64_t columns) {
-  // Eight vectors a step: 256 bytes of each bf16 row, and chains enough to hide the adds. K rows are
+                         bool accumulates, bool streams, O* out, std::int64_t columns) {
+  // Sixteen vectors a step: 512 bytes of each bf16 row, and chains enough to hide the adds. K rows are
   // more streams than the hardware follows, so each row asks for the next token's.
-  constexpr int vectors = 8;
+  constexpr int vectors = F32::lanes == 8 ? 8 : 16;
+  constexpr int block = vectors * F32::lanes;
+  constexpr int line = 64 / static_cast<int>(sizeof(O));
   std::int64_t column = 0;
-  for (; column + vectors * F32::lanes <= columns; column += vectors * F32::lanes) {
+  for (; column + block <= columns; column += block) {
     F32::Vector sum[vectors];
     block_sum<vectors>(slots, weights, column, sum);
+    if constexpr (block % line == 0) {
+      if (streams) {
+        alignas(64) O rounded[block];
+        for (int v = 0; v < vectors; ++v) {
+          F32::store(rounded + v * F32::lanes, sum[v]);
+        }
+        for (int c = 0; c < block; c += line) {
+          stream_line(out + column + c, rounded + c);
+        }
+        continue;
+      }
+    }
     for (int v = 0; v < vectors; ++v) {
       O* const to = out + column + v * F32::lanes;
       F32::store(to, accumulates ? F32::add(F32::load(to), sum[v]) : sum[v]);
