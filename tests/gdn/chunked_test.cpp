@@ -1,5 +1,6 @@
 #include "heddle/gdn/chunked.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -230,6 +231,85 @@ TEST(GdnChunked, ReadsRowsOfAnyStride) {
       }
     }
   }
+}
+
+/// Tokens [first, first + count) as a row of their own, without states.
+RowCase piece_of(const RowCase& row, std::int64_t first, std::int64_t count) {
+  const Dims& d = row.dims;
+  RowCase part = row;
+  part.dims.tokens = count;
+  part.segment_ids = test::rows_of(row.segment_ids, 1, first, count);
+  part.y = test::rows_of(row.y, d.qkv_columns(), first, count);
+  part.g = test::rows_of(row.g, d.value_heads, first, count);
+  part.beta = test::rows_of(row.beta, d.value_heads, first, count);
+  part.d_o = test::rows_of(row.d_o, d.output_columns(), first, count);
+  part.state.clear();
+  part.d_final.clear();
+  return part;
+}
+
+TEST(GdnChunked, MayBeCutAnywhereWithTheStateHandedOn) {
+  const Ids ids{1, 1, 1, 0, 1, 1, 2, 2, 2, 2, 2, 2, 2, 0, 0, 3, 3, 3, 3};
+  const RowCase row =
+      RowMaker{.dims = small, .segment_ids = ids, .states = true, .chunk_options = {.chunk = 4}}
+          .make();
+  const auto expected = by_tokens(row);
+  for (std::int64_t cut = 0; cut <= row.dims.tokens; ++cut) {
+    RowCase first = piece_of(row, 0, cut);
+    first.state = row.state;
+    RowCase second = piece_of(row, cut, row.dims.tokens - cut);
+    second.d_final = row.d_final;
+    second.options.initial_segment =
+        Segments(first.segment_ids, row.options.initial_segment).final_segment();
+    test::ChunkedCall<double> front(first);
+    Workspaces workspaces;
+    front.forward(workspaces);
+    second.state = front.result.final_state;
+    const auto behind = chunked<double>(second);
+    first.d_final = behind.d_state;
+    auto joined = chunked<double>(first);
+    const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(joined.o, behind.o);
+    append(joined.d_y, behind.d_y);
+    append(joined.d_g, behind.d_g);
+    append(joined.d_beta, behind.d_beta);
+    joined.final_state = behind.final_state;
+    EXPECT_TRUE(close(joined, expected, 1e-12)) << cut;
+  }
+}
+
+/// Value heads of a group exchanged: what is theirs moves with them, bit for bit; what they share is
+/// summed in another order.
+TEST(GdnChunked, ValueHeadsOfAGroupAreAlike) {
+  const RowCase row = RowMaker{
+      .dims = {.key_heads = 1, .value_heads = 2, .key_dim = 5, .value_dim = 3},
+      .segment_ids = continued,
+      .chunk_options = {
+          .chunk = 8}}.make();
+  const Dims& d = row.dims;
+  const auto exchanged = [&](std::vector<double> values, std::int64_t cols, std::int64_t column,
+                             std::int64_t width) {
+    for (std::int64_t t = 0; t < d.tokens; ++t) {
+      const auto at = values.begin() + t * cols + column;
+      std::swap_ranges(at, at + width, at + width);
+    }
+    return values;
+  };
+  RowCase other = row;
+  other.y = exchanged(row.y, d.qkv_columns(), d.value_column(0), d.value_dim);
+  other.g = exchanged(row.g, d.value_heads, 0, 1);
+  other.beta = exchanged(row.beta, d.value_heads, 0, 1);
+  other.d_o = exchanged(row.d_o, d.output_columns(), 0, d.value_dim);
+  const auto expected = chunked<double>(row);
+  const auto result = chunked<double>(other);
+  using heddle::test::same_bits;
+  EXPECT_TRUE(same_bits(exchanged(result.o, d.output_columns(), 0, d.value_dim), expected.o));
+  EXPECT_TRUE(same_bits(exchanged(result.d_g, d.value_heads, 0, 1), expected.d_g));
+  EXPECT_TRUE(same_bits(exchanged(result.d_beta, d.value_heads, 0, 1), expected.d_beta));
+  EXPECT_TRUE(heddle::test::close(
+      exchanged(result.d_y, d.qkv_columns(), d.value_column(0), d.value_dim), expected.d_y, 1e-12));
 }
 
 }  // namespace
