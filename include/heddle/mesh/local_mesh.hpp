@@ -35,6 +35,7 @@ struct Watchdog {
   std::function<void(const std::string&)> report = {};
 };
 
+/// How the simulated devices run. It changes nothing of what they compute.
 struct LocalMeshOptions {
   /// Devices that compute at the same time; absent: as many as the machine has threads. 1 is the serial
   /// mode: the ready device of least id always goes next, so that traces repeat.

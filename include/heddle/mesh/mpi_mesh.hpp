@@ -70,6 +70,7 @@ class MpiSession {
   bool has_failed_ = false;
 };
 
+/// How the devices of each rank run. It changes nothing of what they compute.
 struct MpiMeshOptions {
   std::optional<std::int64_t> tokens = {};  ///< devices of a rank that compute at the same time
   std::optional<int> workers = {};          ///< oneTBB threads of each device's arena

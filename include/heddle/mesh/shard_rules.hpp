@@ -28,6 +28,7 @@ enum class DenseShard : std::uint8_t {
   all,   ///< all three axes; no copies
 };
 
+/// How a model's weights lie over the mesh.
 struct ShardRules {
   ExpertRule experts = ExpertRule::cp_as_ep;
   DenseShard dense = DenseShard::fsdp;

@@ -17,6 +17,7 @@
 
 namespace heddle::v7x {
 
+/// JAX counts each of a chip's two cores.
 inline constexpr std::int64_t devices_per_chip = 2;
 
 /// A rectangular block of chips out of the pod's three-dimensional torus.
@@ -93,6 +94,7 @@ enum class DeviceOrder : std::uint8_t {
 /// Physical axes in the order in which JAX sees them.
 enum class PhysicalAxis : std::uint8_t { x = 0, y = 1, z = 2, core = 3 };
 
+/// "x", "y", "z" or "core".
 [[nodiscard]] constexpr std::string_view physical_axis_name(PhysicalAxis axis) {
   constexpr std::array<std::string_view, 4> names = {"x", "y", "z", "core"};
   return names[static_cast<std::size_t>(axis)];

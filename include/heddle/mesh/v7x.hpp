@@ -14,18 +14,23 @@
 /// figure without its unit is wrong by a factor of 2 half of the time: here the unit is the type.
 namespace heddle::v7x {
 
+/// A duration.
 struct Seconds {
   double value = 0;
 };
+/// Of both cores of a chip.
 struct FlopsPerSecondPerChip {
   double value = 0;
 };
+/// Of one core, which JAX counts as a device.
 struct FlopsPerSecondPerDevice {
   double value = 0;
 };
+/// Of both cores of a chip.
 struct BytesPerSecondPerChip {
   double value = 0;
 };
+/// Of one core, which JAX counts as a device.
 struct BytesPerSecondPerDevice {
   double value = 0;
 };
@@ -38,38 +43,54 @@ struct BytesPerSecondPerAxis {
   double value = 0;
 };
 
+/// A core's half.
 [[nodiscard]] constexpr FlopsPerSecondPerDevice per_device(FlopsPerSecondPerChip chip) {
   return {chip.value / 2};
 }
+/// A core's half.
 [[nodiscard]] constexpr BytesPerSecondPerDevice per_device(BytesPerSecondPerChip chip) {
   return {chip.value / 2};
 }
+/// Both links of an axis.
 [[nodiscard]] constexpr BytesPerSecondPerAxis per_axis(BytesPerSecondPerLink link) {
   return {2 * link.value};
 }
 
 // What the vendor and the published code state.
-// source    Cloud TPU7x page; JAX's tpu_info says 2.31e15
+/// Of dense bf16 products.
+/// source    Cloud TPU7x page; JAX's tpu_info says 2.31e15
 inline constexpr FlopsPerSecondPerChip bf16_peak{2307e12};
-// source    Cloud TPU7x page. Whether int8 is as fast is not established, nor is the clock
+/// Of dense fp8 products.
+/// source    Cloud TPU7x page. Whether int8 is as fast is not established, nor is the clock
 inline constexpr FlopsPerSecondPerChip fp8_peak{4614e12};
-// source    Cloud TPU7x page; JAX's tpu_info rounds to 7.4e12
+/// To and from HBM.
+/// source    Cloud TPU7x page; JAX's tpu_info rounds to 7.4e12
 inline constexpr BytesPerSecondPerChip hbm_peak{7380e9};
+/// HBM of both cores.
 inline constexpr std::int64_t hbm_bytes_per_chip = std::int64_t{192} << 30;
+/// HBM of one core.
 inline constexpr std::int64_t hbm_bytes_per_device = hbm_bytes_per_chip / 2;
-// source    MaxText's benchmark guide; JAX's tpu_info. One core of a chip cannot reach the other's
+/// Vector memory of one core.
+/// source    MaxText's benchmark guide; JAX's tpu_info. One core of a chip cannot reach the other's
 inline constexpr std::int64_t vmem_bytes_per_device = std::int64_t{64} << 20;
+/// Scalar memory of one core.
 inline constexpr std::int64_t smem_bytes_per_device = std::int64_t{1} << 20;
+/// Columns of a vector register.
 inline constexpr std::int64_t lanes = 128;
+/// Rows of a vector register of 32-bit elements.
 inline constexpr std::int64_t sublanes = 8;
-// source    jax-ml/scaling-book#115. 1,200 GB/s over 6 links both ways would be 100 a direction raw
+/// Between neighbouring chips.
+/// source    jax-ml/scaling-book#115. 1,200 GB/s over 6 links both ways would be 100 a direction raw
 inline constexpr BytesPerSecondPerLink ici_link{90e9};
-// source    MaxText's custom mesh ("six times an ICI axis"), jax-ml/jax#39340; the direction convention is
-//           not established
+/// Between the cores of a chip.
+/// source    MaxText's custom mesh ("six times an ICI axis"), jax-ml/jax#39340; the direction convention is
+///           not established
 inline constexpr BytesPerSecondPerChip core_to_core{1200e9};
-// source    the scaling book, for older chips
+/// Of one hop between neighbouring chips.
+/// source    the scaling book, for older chips
 inline constexpr Seconds hop_latency{1e-6};
-// source    Cloud TPU7x page: 100 Gb/s
+/// Between slices, over the data centre's network.
+/// source    Cloud TPU7x page: 100 Gb/s
 inline constexpr BytesPerSecondPerChip dcn{12.5e9};
 
 /// One line of a published measurement.
@@ -77,6 +98,7 @@ struct ReachedFlops {
   std::int64_t size = 0;  ///< n of an n x n x n product
   FlopsPerSecondPerDevice rate;
 };
+/// One line of a published measurement.
 struct ReachedBytes {
   std::int64_t bytes = 0;
   BytesPerSecondPerDevice rate;

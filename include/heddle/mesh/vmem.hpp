@@ -51,18 +51,21 @@ struct VmemRef {
          ref.element_bytes;
 }
 
+/// What a kernel's arrays are held against.
 struct VmemOptions {
   double factor = 0.90;  ///< of the 64 MiB that a kernel may declare
   /// What the compiler spills besides. It cannot be predicted, only measured; absent: not known.
   std::optional<std::int64_t> spill_bytes = {};
 };
 
+/// Whether a kernel's arrays fit a core's memory.
 enum class VmemVerdict : std::uint8_t {
   refused,        ///< more than the limit
   declared_fits,  ///< the declared arrays fit; of the spill nothing is known
   fits,           ///< with the stated spill
 };
 
+/// What vmem_plan found.
 struct VmemPlan {
   std::int64_t declared_bytes = 0;
   std::int64_t limit_bytes = 0;
