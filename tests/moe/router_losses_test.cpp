@@ -172,6 +172,7 @@ TEST(RouterLosses, GradientAddsAndLeavesOutWhatTheSumsLeftOut) {
   const RouterDims dims{.tokens = 40, .experts = 9, .top_k = 2};
   const Tokens<float> tokens = random_tokens<float>(dims);
   const RouterLossSums<float> sums = tokens.sums();
+  const std::vector<float> gradient = tokens.gradient(sums, both);
   const std::vector<float> added = tokens.gradient(sums, both, 8.0F);
   for (std::int64_t t = 0; t < dims.tokens; ++t) {
     const bool taken = t > 0 && tokens.ids[static_cast<std::size_t>(t * 2)] != unrouted;
@@ -179,6 +180,7 @@ TEST(RouterLosses, GradientAddsAndLeavesOutWhatTheSumsLeftOut) {
       const float value = added[static_cast<std::size_t>(t * 9 + e)];
       EXPECT_TRUE(std::isfinite(value));
       EXPECT_EQ(value == 8.0F, !taken) << t;
+      EXPECT_NEAR(value, 8.0F + gradient[static_cast<std::size_t>(t * 9 + e)], 2e-6);
     }
   }
 }

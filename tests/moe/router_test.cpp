@@ -321,6 +321,7 @@ TEST(Router, ChoicesAreMadeOnlyWhereNeeded) {
   };
   using Rows = std::vector<std::int64_t>;
   EXPECT_EQ(chosen_rows(600, 0), (Rows{0, 600, 0}));
+  EXPECT_EQ(chosen_rows(200, 0), (Rows{0, 200, 0}));
   EXPECT_EQ(chosen_rows(600, 1), (Rows{1, 600, 1}));
   EXPECT_EQ(chosen_rows(600, 256), (Rows{256, 600, 256}));
   EXPECT_EQ(chosen_rows(600, 257), (Rows{257, 600, 600}));
