@@ -8,7 +8,9 @@
 #include "heddle-train/tokens.hpp"
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/view.hpp"
+#include "heddle/core/workspace.hpp"
 #include "heddle/moe/options.hpp"
+#include "heddle/moe/residuals.hpp"
 
 namespace heddle::train {
 
@@ -47,6 +49,8 @@ struct LayerActivations {
   Matrix<S> experts_in;               // [T,D], 0 at padding
   Matrix<std::int32_t> expert_ids;    // [T,K], -1 at padding
   Matrix<A> expert_weights;           // [T,K]
+  Workspace experts_memory;           // of `experts`
+  moe::Residuals<S> experts;
 };
 
 /// What a row's forward pass leaves: scores, and what its backward pass reads. In the token frame

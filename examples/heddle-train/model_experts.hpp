@@ -7,7 +7,12 @@
 #include "heddle-train/model_mixer.hpp"
 #include "heddle-train/norm.hpp"
 #include "heddle-train/tokens.hpp"
-#include "heddle/moe/reference.hpp"
+#include "heddle/core/workspace.hpp"
+#include "heddle/moe/arguments.hpp"
+#include "heddle/moe/dims.hpp"
+#include "heddle/moe/expert_layer.hpp"
+#include "heddle/moe/residuals.hpp"
+#include "heddle/moe/routing_map.hpp"
 
 namespace heddle::train {
 
@@ -24,7 +29,7 @@ namespace detail {
 
 // The router stays wide: a choice between close logits should not hang on eight bits.
 template <Storage S>
-[[nodiscard]] moe::reference::Inputs<S, AccumulatorOf<S>> expert_inputs(
+[[nodiscard]] moe::Inputs<S, AccumulatorOf<S>> expert_inputs(
     std::int64_t layer, const LayerViews<const S>& weights,
     const LayerViews<const AccumulatorOf<S>>& wide, const RowInputs& row,
     const LayerActivations<S>& kept) {
@@ -64,14 +69,22 @@ void Model<S>::experts_forward(std::int64_t layer, const RowInputs& row,
   Matrix<A> out(tokens, dims.hidden);
   kept.expert_ids.resize(tokens, dims.experts_per_token);
   kept.expert_weights.resize(tokens, dims.experts_per_token);
-  moe::reference::forward(detail::expert_dims(dims, tokens),
-                          detail::expert_inputs<S>(layer, weights, wide, row, kept),
-                          moe::reference::Options{},
-                          moe::reference::Outputs<A>{.out = view(out),
-                                                     .expert_ids = view(kept.expert_ids),
-                                                     .expert_weights = view(kept.expert_weights),
-                                                     .router_logits = {},
-                                                     .group_sizes = {}});
+  const moe::Dims expert_dims = detail::expert_dims(dims, tokens);
+  const moe::Options options;
+  {
+    // The frame ends at once: nobody else takes from this memory, and the next row finds it again.
+    const Workspace::Frame frame(kept.experts_memory);
+    kept.experts = moe::take_residuals<S>(expert_dims, options.dispatch, kept.experts_memory);
+  }
+  Workspace workspace;
+  moe::RoutingMapBuilder maps(workspace);
+  moe::forward(expert_dims, detail::expert_inputs<S>(layer, weights, wide, row, kept), options,
+               moe::Outputs<A>{.out = view(out),
+                               .expert_ids = view(kept.expert_ids),
+                               .expert_weights = view(kept.expert_weights),
+                               .router_logits = {},
+                               .group_sizes = {}},
+               kept.experts, maps, workspace);
   stream.resize(tokens, dims.hidden);
   for (const TokenRun& run : runs) {
     stream.middleRows(run.first, run.count) =
@@ -95,24 +108,26 @@ void Model<S>::experts_backward(std::int64_t layer, const RowInputs& row,
     store_rows(run, d_stream, d_out);
   }
   Matrix<A> d_experts_in(tokens, dims.hidden);
-  moe::reference::Options options;
+  Workspace workspace;
+  moe::Options options;
   options.router_training = router_;
   const bool frozen = router_ == moe::RouterTraining::frozen;
   const auto accumulate = [](MatrixView<A> values) {
     return WeightCotangent<A>{.values = values, .write = Write::accumulate};
   };
-  moe::reference::backward(
+  moe::backward(
       detail::expert_dims(dims, tokens), detail::expert_inputs<S>(layer, weights, wide, row, kept),
-      moe::reference::OutputCotangents<S>{.d_out = constant_view(d_out), .d_router_logits = {}},
-      options,
-      moe::reference::InputCotangents<A>{
+      moe::OutputCotangents<S>{.d_out = constant_view(d_out), .d_router_logits = {}}, options,
+      kept.experts,
+      moe::InputCotangents<A>{
           .d_hidden = view(d_experts_in),
           .d_router_weight = accumulate(frozen ? MatrixView<A>() : gradient.router_weight),
           .d_wi = accumulate(gradient.wi),
           .d_wo = accumulate(gradient.wo),
           .d_shared_wi = accumulate(gradient.shared_wi),
           .d_shared_wo = accumulate(gradient.shared_wo),
-          .d_shared_gate = accumulate(gradient.shared_gate)});
+          .d_shared_gate = accumulate(gradient.shared_gate)},
+      workspace);
   for (const TokenRun& run : runs) {
     rms_norm_backward<A>(constant_view(kept.between).row_block(run.first, run.count),
                          wide.post_norm, detail::entries(kept.post_inverse_root, run),
