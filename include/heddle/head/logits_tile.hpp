@@ -44,8 +44,8 @@ namespace detail {
 template <Accumulator A>
 void raise_max(RowStats<A>& stats, A larger) {
   using std::exp;
-  if (stats.exp_sum !=
-      0) {  // else there is nothing to rescale, and -inf - larger is not to be formed
+  // Else there is nothing to rescale, and -inf - larger is not to be formed.
+  if (stats.exp_sum != 0) {
     const StatsSum<A> delta = StatsSum<A>(stats.max) - StatsSum<A>(larger);
     const StatsSum<A> alpha = exp(delta);
     stats.weighted_sum = alpha * (stats.weighted_sum + delta * stats.exp_sum);

@@ -49,9 +49,9 @@ class BackwardPass {
         rows_(space, most_rows_),
         drawing_(space.template take<std::int32_t>(most_rows_)),
         row_terms_(space.template take<RowCotangent<A>>(most_rows_)),
-        logits_pass_(space, dims, inputs, columns_),
+        logits_pass_(space, dims, inputs, columns_, threads),
         gradient_(space, dims, inputs, cotangents, most_rows_,
-                  options.mode == Mode::unsharded ? 1 : options.vocab_shards),
+                  options.mode == Mode::unsharded ? 1 : options.vocab_shards, threads),
         tasks_(space, threads,
                logits_bytes() + std::max(LogitsPass<S, W, A>::piece_bytes(dims),
                                          GradientPass<S, W, A, D>::piece_bytes(dims, most_rows_))) {
@@ -95,7 +95,7 @@ class BackwardPass {
   [[nodiscard]] static constexpr std::size_t logits_bytes() {
     return std::is_same_v<D, A>
                ? 0
-               : Workspace::bytes_for<A>(block_rows * scratch_stride<A>(product_columns));
+               : Workspace::bytes_for<A>(block_rows<W> * scratch_stride<A>(product_columns));
   }
 
   [[nodiscard]] MatrixView<D> tile_view(std::int64_t rows, Columns columns) const {
@@ -121,7 +121,7 @@ class BackwardPass {
             target_column(inputs_.target_ids[static_cast<std::size_t>(token)], dims_.vocab));
       }
       gradient_.run(
-          tokens, tasks_, [&](Columns columns) { logits_pass_.load(columns, tasks_); },
+          tokens, tasks_, [&](Columns columns) { logits_pass_.load(columns, rows, tasks_); },
           [&](Columns columns, std::int64_t first, std::int64_t last,
               std::span<std::byte> scratch) {
             return make_fused(tokens, columns, first, last, divisor, scratch);

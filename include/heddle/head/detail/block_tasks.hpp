@@ -92,8 +92,10 @@ class BlockTasks {
 
 /// Rows of a tile of the engine: blocks of rows are whole numbers of it where they can be.
 inline constexpr std::int64_t row_multiple = 8;
-/// Rows of a block of logits: 256 by 512 of float are half of a second-level cache.
-inline constexpr std::int64_t block_rows = 256;
+/// Rows of a block of logits: what the engine packs of the left factor at a time, half of a second-level
+/// cache.
+template <Storage T>
+inline constexpr std::int64_t block_rows = std::is_same_v<T, bfloat16> ? 512 : 256;
 /// Columns that the weight is packed and multiplied by at a time. A whole number of blocks of K, since
 /// d_hidden is a sum over columns.
 inline constexpr std::int64_t product_columns = 512;
@@ -123,25 +125,34 @@ template <Storage TA, Storage TB>
   }
 }
 
-/// A right factor that is packed once and met by every block of rows.
+/// A right factor that every block of rows meets. A thread that has the weight to itself, or enough rows
+/// of its own, leaves packing to the product, which fetches ahead; threads that share few rows pack it
+/// once for all. No bit depends on that.
 template <Storage T>
 class RightTile {
  public:
-  using View = std::conditional_t<has_panels<T>, ConstPanelView<T>, Factor<T>>;
-
   RightTile() = default;
   /// Room for [rows, cols], and for any other shape in place of it whose panels are not larger.
   template <class Space>
-  RightTile(Space& space, std::int64_t rows, std::int64_t cols) {
+  RightTile(Space& space, std::int64_t rows, std::int64_t cols, std::int64_t threads) {
     if constexpr (has_panels<T>) {
-      memory_ =
-          space.template take<T>(panel_bytes<T>(rows, cols) / static_cast<std::int64_t>(sizeof(T)))
-              .data();
+      if (threads > 1) {
+        memory_ =
+            space
+                .template take<T>(panel_bytes<T>(rows, cols) / static_cast<std::int64_t>(sizeof(T)))
+                .data();
+      }
     }
   }
 
-  void load(const Factor<T>& factor, const BlockTasks& tasks) {
+  void load(const Factor<T>& factor, bool pack, const BlockTasks& tasks) {
+    factor_ = factor;
+    packed_ = false;
     if constexpr (has_panels<T>) {
+      packed_ = pack && memory_ != nullptr;
+      if (!packed_) {
+        return;
+      }
       constexpr std::int64_t width = panel_columns<T>;
       const PanelView<T> panels(memory_, factor.rows(), factor.cols());
       const std::int64_t share = (factor.cols() + tasks.threads() - 1) / tasks.threads();
@@ -151,18 +162,53 @@ class RightTile {
                               PanelView<T>(memory_ + first / width * panels.panel_stride(),
                                            factor.rows(), last - first));
                 });
-      view_ = panels;
-    } else {
-      view_ = factor;
+      panels_ = panels;
     }
   }
 
-  [[nodiscard]] const View& view() const { return view_; }
+  /// c = a tile, or c += a tile.
+  template <Storage TA, class TC>
+  void multiply_in(std::span<std::byte> scratch, const Factor<TA>& a, MatrixView<TC> c,
+                   Write write) const {
+    if (packed_) {
+      detail::multiply_in(scratch, a, panels_, c, write);
+    } else {
+      detail::multiply_in(scratch, a, factor_, c, write);
+    }
+  }
 
  private:
   T* memory_ = nullptr;
-  View view_{};
+  bool packed_ = false;
+  Factor<T> factor_{};
+  std::conditional_t<has_panels<T>, ConstPanelView<T>, Factor<T>> panels_{};
 };
+
+/// A right factor that is packed once, whoever meets it.
+template <Storage T>
+class PackedTile {
+ public:
+  PackedTile() = default;
+  template <class Space>
+  PackedTile(Space& space, std::int64_t rows, std::int64_t cols) : tile_(space, rows, cols, 2) {}
+
+  void load(const Factor<T>& factor, const BlockTasks& tasks) { tile_.load(factor, true, tasks); }
+
+  template <Storage TA, class TC>
+  void multiply_in(std::span<std::byte> scratch, const Factor<TA>& a, MatrixView<TC> c,
+                   Write write) const {
+    tile_.multiply_in(scratch, a, c, write);
+  }
+
+ private:
+  RightTile<T> tile_;
+};
+
+/// Whether threads have so few rows each that they had better share a packed factor.
+template <Storage T>
+[[nodiscard]] bool shares_rows(std::int64_t rows, const BlockTasks& tasks) {
+  return tasks.threads() > 1 && rows < tasks.threads() * block_rows<T>;
+}
 
 /// Rows `tokens` of a matrix as a factor; in place where they are neighbours.
 [[nodiscard]] inline bool are_neighbours(std::span<const std::int32_t> tokens) {

@@ -40,8 +40,8 @@ class ForwardBackwardPass {
         kept_rows_(space.template take<std::int32_t>(most_rows)),
         stats_(space.template take<RowStats<A>>(most_rows)),
         row_terms_(space.template take<RowCotangent<A>>(most_rows)),
-        logits_pass_(space, dims, inputs, columns_),
-        gradient_(space, dims, inputs, cotangents, most_rows, options.vocab_shards),
+        logits_pass_(space, dims, inputs, columns_, threads),
+        gradient_(space, dims, inputs, cotangents, most_rows, options.vocab_shards, threads),
         tasks_(space, threads,
                std::max(LogitsPass<S, W, A>::piece_bytes(dims),
                         GradientPass<S, W, A, D>::piece_bytes(dims, most_rows))) {

@@ -90,7 +90,7 @@ class ForwardPass {
         columns_(stats_columns(dims, options)),
         most_rows_(chunk_rows<A>(dims, options, columns_)),
         rows_(space, most_rows_),
-        logits_pass_(space, dims, inputs, columns_),
+        logits_pass_(space, dims, inputs, columns_, threads),
         tasks_(space, threads, LogitsPass<S, W, A>::piece_bytes(dims)) {
     logits_ = space.template take<A>(most_rows_ * scratch_stride<A>(columns_)).data();
     stats_ = space.template take<RowStats<A>>(most_rows_);

@@ -63,7 +63,8 @@ class GradientPass {
  public:
   template <class Space>
   GradientPass(Space& space, const Dims& dims, const Inputs<S, W>& inputs,
-               const Cotangents<A>& cotangents, std::int64_t most_rows, std::int64_t shards)
+               const Cotangents<A>& cotangents, std::int64_t most_rows, std::int64_t shards,
+               std::int64_t threads)
       : dims_(dims),
         inputs_(inputs),
         cotangents_(cotangents),
@@ -71,23 +72,23 @@ class GradientPass {
         d_weight_write_(cotangents.d_weight.write) {
     const std::int64_t columns = std::min(product_columns, dims.vocab);
     if (wants_d_hidden()) {
-      weight_ = RightTile<W>(space, columns, dims.hidden);
+      weight_ = RightTile<W>(space, columns, dims.hidden, threads);
       gathered_ = space.template take<A>(most_rows * dims.hidden).data();
       share_ = shards > 1 ? space.template take<A>(most_rows * dims.hidden).data() : nullptr;
     }
     if (wants_d_weight()) {
       if (inputs.layout == WeightLayout::dv) {
-        d_logits_ = RightTile<D>(space, most_rows, columns);
+        d_logits_ = PackedTile<D>(space, most_rows, columns);
         by_hidden_ = space.template take<S>(dims.hidden * scratch_stride<S>(most_rows)).data();
       } else {
-        hidden_ = RightTile<S>(space, most_rows, dims.hidden);
+        hidden_ = PackedTile<S>(space, most_rows, dims.hidden);
       }
     }
   }
 
   /// Scratch of one task.
   [[nodiscard]] static std::size_t piece_bytes(const Dims& dims, std::int64_t most_rows) {
-    return std::max({product_bytes<D, W>(block_rows, dims.hidden, product_columns),
+    return std::max({product_bytes<D, W>(block_rows<W>, dims.hidden, product_columns),
                      product_bytes<S, D>(weight_rows, product_columns, most_rows),
                      product_bytes<D, S>(weight_rows, dims.hidden, most_rows)});
   }
@@ -117,15 +118,16 @@ class GradientPass {
       for_each_tile(held, held.first, product_columns, [&](Columns columns) {
         before_tile(columns);
         if (wants_d_hidden()) {
-          weight_.load(flipped(columns_of_weight(inputs_, columns)), tasks);
+          weight_.load(flipped(columns_of_weight(inputs_, columns)), shares_rows<W>(rows, tasks),
+                       tasks);
         }
         const Write write = columns.first == held.first ? Write::overwrite : Write::accumulate;
-        tasks.run(rows, block_rows, row_multiple,
+        tasks.run(rows, block_rows<W>, row_multiple,
                   [&](std::int64_t first, std::int64_t last, std::span<std::byte> scratch) {
                     const Factor<D> d_logits = make_rows(columns, first, last, scratch);
                     if (wants_d_hidden()) {
-                      multiply_in(scratch, d_logits, weight_.view(),
-                                  share.row_block(first, last - first), write);
+                      weight_.multiply_in(scratch, d_logits, share.row_block(first, last - first),
+                                          write);
                     }
                   });
         if (wants_d_weight()) {
@@ -133,7 +135,7 @@ class GradientPass {
         }
       });
       if (shards_ > 1 && wants_d_hidden()) {
-        tasks.run(rows, block_rows, 1,
+        tasks.run(rows, block_rows<W>, 1,
                   [&](std::int64_t first, std::int64_t last, std::span<std::byte>) {
                     const MatrixView<const A> from = share.row_block(first, last - first);
                     const MatrixView<A> to = d_hidden.row_block(first, last - first);
@@ -199,11 +201,11 @@ class GradientPass {
                 const MatrixView<A> block = result.row_block(first, count);
                 if (by_hidden) {
                   const MatrixView<const S> hidden = hidden_by_column(rows);
-                  multiply_in(scratch, as_is(hidden.row_block(first, count)), d_logits_.view(),
-                              block, d_weight_write_);
+                  d_logits_.multiply_in(scratch, as_is(hidden.row_block(first, count)), block,
+                                        d_weight_write_);
                 } else {
-                  multiply_in(scratch, flipped(d_logits.column_block(first, count)), hidden_.view(),
-                              block, d_weight_write_);
+                  hidden_.multiply_in(scratch, flipped(d_logits.column_block(first, count)), block,
+                                      d_weight_write_);
                 }
               });
   }
@@ -214,8 +216,8 @@ class GradientPass {
   std::int64_t shards_;
   Write d_weight_write_;
   RightTile<W> weight_;     // [columns, hidden]
-  RightTile<D> d_logits_;   // [rows, columns]
-  RightTile<S> hidden_;     // [rows, hidden], WeightLayout::vd
+  PackedTile<D> d_logits_;  // [rows, columns]
+  PackedTile<S> hidden_;    // [rows, hidden], WeightLayout::vd
   S* by_hidden_ = nullptr;  // [hidden, rows], WeightLayout::dv
   A* gathered_ = nullptr;   // [rows, hidden]
   A* share_ = nullptr;      // [rows, hidden], of a rank

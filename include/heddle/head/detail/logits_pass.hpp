@@ -110,17 +110,19 @@ class LogitsPass {
  public:
   /// `columns` at most are asked for at a time.
   template <class Space>
-  LogitsPass(Space& space, const Dims& dims, const Inputs<S, W>& inputs, std::int64_t columns)
+  LogitsPass(Space& space, const Dims& dims, const Inputs<S, W>& inputs, std::int64_t columns,
+             std::int64_t threads)
       : inputs_(inputs),
-        weight_(space, dims.hidden, std::min({columns, product_columns, dims.vocab})) {}
+        weight_(space, dims.hidden, std::min({columns, product_columns, dims.vocab}), threads) {}
 
   /// Scratch of multiply_rows.
   [[nodiscard]] static std::size_t piece_bytes(const Dims& dims) {
-    return product_bytes<S, W>(block_rows, product_columns, dims.hidden);
+    return product_bytes<S, W>(block_rows<W>, product_columns, dims.hidden);
   }
 
-  void load(Columns columns, const BlockTasks& tasks) {
-    weight_.load(columns_of_weight(inputs_, columns), tasks);
+  /// For so many rows.
+  void load(Columns columns, std::int64_t rows, const BlockTasks& tasks) {
+    weight_.load(columns_of_weight(inputs_, columns), shares_rows<W>(rows, tasks), tasks);
   }
 
   /// All rows' logits of a group of columns into `logits` [rows, group]; on_row(row, its logits) as soon
@@ -129,8 +131,8 @@ class LogitsPass {
   void run(std::span<const std::int32_t> tokens, Columns group, MatrixView<A> logits,
            const BlockTasks& tasks, const OnRow& on_row) {
     for_each_tile(group, group.first, product_columns, [&](Columns columns) {
-      load(columns, tasks);
-      tasks.run(logits.rows(), block_rows, row_multiple,
+      load(columns, logits.rows(), tasks);
+      tasks.run(logits.rows(), block_rows<W>, row_multiple,
                 [&](std::int64_t first, std::int64_t last, std::span<std::byte> scratch) {
                   const std::int64_t count = last - first;
                   multiply_rows(tokens.subspan(static_cast<std::size_t>(first),
@@ -147,8 +149,7 @@ class LogitsPass {
 
   void multiply_rows(std::span<const std::int32_t> tokens, MatrixView<A> logits,
                      std::span<std::byte> scratch) const {
-    multiply_in(scratch, picked_rows(inputs_.hidden, tokens), weight_.view(), logits,
-                Write::overwrite);
+    weight_.multiply_in(scratch, picked_rows(inputs_.hidden, tokens), logits, Write::overwrite);
   }
 
  private:
