@@ -84,6 +84,7 @@
 #include "heddle/moe/glu.hpp"
 #include "heddle/moe/grouped_gemm.hpp"
 #include "heddle/moe/grouped_glu.hpp"
+#include "heddle/moe/layer_cost.hpp"
 #include "heddle/moe/options.hpp"
 #include "heddle/moe/reference.hpp"
 #include "heddle/moe/reference_drops.hpp"

@@ -6,7 +6,6 @@
 #include <span>
 #include <string_view>
 
-#include "heddle/core/cost.hpp"
 #include "heddle/core/error.hpp"
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/view.hpp"
@@ -105,7 +104,7 @@ template <Storage S, Storage R = S>
 ///           dropped
 /// memory    forward_workspace_bytes; residual_bytes<S> in the residuals. Nothing of 2F columns without
 ///           them
-/// cost      cost(dims).forward
+/// cost      layer_cost<S, R>(dims, ...).forward
 /// throws    Error for bad dims or options, more than one device in them, views of another shape,
 ///           negative segment ids, shared weights without dims.shared_hidden
 /// source    spec/moe.md 1 to 8
@@ -236,7 +235,7 @@ template <Storage S, Storage R = S>
 /// order     rows of a weight cotangent in slot order, 512 at a time, chunk after chunk; same bits for any
 ///           thread count
 /// memory    backward_workspace_bytes
-/// cost      cost(dims).backward
+/// cost      layer_cost<S, R>(dims, weight_grad_from).backward
 /// throws    as forward; Error for residuals or cotangents of another shape, cotangents of a shared expert
 ///           that is not there
 /// source    spec/moe.md 4, 4.1, 6 and 8
