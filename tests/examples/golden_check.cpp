@@ -54,6 +54,15 @@ std::vector<Metadata> variants(const Metadata& attributes) {
   if (op.starts_with("head.")) {
     result.push_back({{"chunk", "3"}});
   }
+  if (op == "moe.layer" || op == "moe.backward") {
+    if (!attributes.contains("buffer_factor")) {
+      result.push_back({{"token_chunks", "3"}});
+    }
+    if (op == "moe.backward") {
+      result.push_back({{"weight_grad_from", "wo_input"}});
+      result.push_back({{"weight_grad_from", "wo_output"}});
+    }
+  }
   return result;
 }
 
