@@ -60,9 +60,9 @@ inline void stream_line(O* to, const O* line) {
 template <class S, class O>
 inline void weighted_sum(const heddle::moe::detail::SlotRows<S>& slots, const float* weights,
                          bool accumulates, bool streams, O* out, std::int64_t columns) {
-  // Sixteen vectors a step: 512 bytes of each bf16 row, and chains enough to hide the adds. K rows are
+  // Eight vectors a step: 256 bytes of each bf16 row, and chains enough to hide the adds. K rows are
   // more streams than the hardware follows, so each row asks for the next token's.
-  constexpr int vectors = F32::lanes == 8 ? 8 : 16;
+  constexpr int vectors = 8;
   constexpr int block = vectors * F32::lanes;
   constexpr int line = 64 / static_cast<int>(sizeof(O));
   std::int64_t column = 0;
