@@ -3,7 +3,8 @@
 // the odd element of a bf16 pair taken second; an odd last element dropped; a multiply-add rounded
 // twice; a row of a last panel of A, or a column beyond the last of C, written; row ids of a ignored;
 // the second of two right factors multiplied by A of the first's last block; a tile handed out with
-// the rows of the one before.
+// the rows of the one before; a chain begun anew at each stretch of K, or never; a packing tile that
+// leaves its second panel out.
 #include "heddle/core/matrix_engine.hpp"
 
 #include <algorithm>
@@ -213,6 +214,43 @@ TYPED_TEST(FixedOrder, LargeProductsEqualTheirSlices) {
           ASSERT_TRUE(equal_bits(part[static_cast<std::size_t>(row * columns + col)],
                                  all(100 + row, 3 + col)));
         }
+      }
+    }
+  }
+}
+
+/// B far larger than a cache keeps: read in the order of memory by few rows, packed by the first tile of
+/// more, and by itself where the last pair of K is not whole.
+TYPED_TEST(FixedOrder, EqualsTheScalarChainAgainstALargeRightFactor) {
+  using C = typename TypeParam::C;
+  test::Random random(47);
+  for (const auto& [m, k, n] : std::vector<Shape>{{1, 1030, 90},
+                                                  {3, 1030, 83},
+                                                  {7, 1030, 90},
+                                                  {8, 1031, 83},
+                                                  {8, 530, 150},
+                                                  {13, 1030, 83}}) {
+    for (const Stored stored : {Stored::as_is, Stored::transposed}) {
+      const Operand<typename TypeParam::A> a(random, m, k, stored, false);
+      const Operand<typename TypeParam::B> b(random, k, n, Stored::as_is, false);
+      const Write write = stored == Stored::as_is ? Write::overwrite : Write::accumulate;
+      const Result<C> before(random, m, n, write);
+      std::vector<C> expected;
+      for (std::int64_t i = 0; i < m * n; ++i) {
+        expected.push_back(chain<C>(a, b, i / n, i % n, before.view(i / n, i % n), write));
+      }
+      for (const Path path : available_paths()) {
+        const ScopedPath scope(path);
+        std::vector<C> data = before.data;
+        const MatrixView<C> c(data.data(), m, n, before.view.stride());
+        Workspace workspace;
+        multiply(a.factor, b.factor, c, write, workspace);
+        for (std::int64_t i = 0; i < m * n; ++i) {
+          ASSERT_TRUE(equal_bits(c(i / n, i % n), expected[static_cast<std::size_t>(i)]))
+              << path_name(path) << " " << m << "x" << k << "x" << n << " element " << i;
+        }
+        ASSERT_LE(workspace.high_water_bytes(),
+                  (product_workspace_bytes<typename TypeParam::A, typename TypeParam::B>(m, n, k)));
       }
     }
   }

@@ -106,11 +106,13 @@ template <class A, class Right>
                                        ? std::min(range.rows, most_tile_rows)
                                        : range.rows;
   bool b_packed = std::is_same_v<B, bfloat16>;  // panels of it are widened on some paths
+  std::int64_t chains = 0;
+  const std::int64_t columns = std::min(range.columns, product_tile_columns);
   if constexpr (std::is_same_v<Right, StoredOperand<B>>) {
+    chains = streams<A>(b, range.rows, depth) ? chain_bytes<B>(range.rows, columns) : 0;
     b_packed = !reads_in_place<A>(b, range.rows, depth) || range.columns % panel_columns<B> != 0;
   }
-  return block_scratch_bytes<B>(
-      packed_rows, b_packed ? std::min(range.columns, product_tile_columns) : 0, depth);
+  return block_scratch_bytes<B>(packed_rows, b_packed ? columns : 0, depth) + chains;
 }
 
 /// True for the types that tiles exist for; a user's scalar takes the plain loop below.
@@ -391,7 +393,7 @@ template <Storage TA, Storage TB>
   using C = AccumulatorOf<TB>;
   return Workspace::bytes_for<std::byte>(
       detail::block_scratch_bytes<TB>(m, std::min(n, product_tile_columns), k) +
-      detail::tile_bytes<C>(m));
+      detail::chain_bytes<TB>(m, std::min(n, product_tile_columns)) + detail::tile_bytes<C>(m));
 }
 
 /// c = a * b, or c += a * b.
@@ -411,9 +413,10 @@ template <Storage TA, Storage TB>
 ///           b[k+1], sum)), an odd last one paired with 0; Path::avx512_bf16 reads and writes
 ///           subnormals as 0. Gemm::eigen: the same call gives the same bits, another shape may not
 /// accuracy  |error| <= (min(K, 512) + K / 512) u sum |a b|, u = half an ulp of 1
-/// memory    a is read in place where it is f32 or f64 as stored, b where a has at most 8 rows or b
-///           spans at most 128 KiB; what must be copied, at most 1.3 MiB, comes from the workspace:
-///           product_workspace_bytes. Without one it comes from the heap
+/// memory    a is read in place where it is f32 or f64 and spans at most 128 KiB (or b has at most 128
+///           columns), b where a has at most 8 rows or b is f32 or f64 and spans at most 128 KiB; what
+///           must be copied, at most 1.3 MiB, comes from the workspace: product_workspace_bytes.
+///           Without one it comes from the heap. Weights beyond a few MiB are read faster from huge pages
 /// cost      2 M N K flops
 /// throws    Error for a row id outside its matrix, a.cols != b.rows, c.rows != M, c.cols != N,
 ///           c.stride < N, null data

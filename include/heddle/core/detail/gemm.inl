@@ -112,8 +112,14 @@ struct TileFetch {
   std::int64_t steps;
 };
 
-/// rows x panels of C over one block of K. Every accumulator is one chain from +0.
-template <class Step, AOrder order, BUse use, int rows, int panels, class C>
+/// Where a tile's chains begin.
+enum class Chain {
+  fresh,    ///< at +0
+  resumed,  ///< at what C holds
+};
+
+/// rows x panels of C over one block of K, or one stretch of it. Every accumulator is one chain.
+template <class Step, AOrder order, BUse use, Chain chain, int rows, int panels, class C>
 inline void tile(const detail::BlockWork<C>& work, const TileFetch& fetch,
                  const typename Step::AElement* a, const char* b, C* c, std::int64_t c_stride,
                  std::int64_t c_panel, bool add) {
@@ -125,7 +131,11 @@ inline void tile(const detail::BlockWork<C>& work, const TileFetch& fetch,
   for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 16
     for (int v = 0; v < vectors; ++v) {
-      sum[r][v] = S::zero();
+      if constexpr (chain == Chain::resumed) {
+        sum[r][v] = S::load(c + r * c_stride + v / per_panel * c_panel + v % per_panel * S::lanes);
+      } else {
+        sum[r][v] = S::zero();
+      }
     }
   }
   const std::int64_t a_stride = work.a_stride;
@@ -186,7 +196,7 @@ inline void tile_of_rows(std::int64_t count, const detail::BlockWork<C>& work,
   constexpr std::int64_t width = panel_columns<C>;
   const bool whole = count == rows && columns >= panels * width;
   C buffer[rows * panels * width];
-  tile<Step, order, BUse::read, rows, panels>(
+  tile<Step, order, BUse::read, Chain::fresh, rows, panels>(
       work, fetch, static_cast<const typename Step::AElement*>(a), b, whole ? c : buffer,
       whole ? work.c_stride : panels * width, whole ? work.c_panel : width, whole && work.add);
   if (!whole) {
@@ -277,7 +287,7 @@ inline void rows_of_packing_block(const detail::BlockWork<C>& work, BlockFetch& 
                                   const char* b, C* c, std::int64_t columns) {
   static_assert(Step::parts == 1);
   constexpr std::int64_t rows = Tiling::rows;
-  tile<StepRows, AOrder::by_step, BUse::pack, Tiling::rows, panels>(
+  tile<StepRows, AOrder::by_step, BUse::pack, Chain::fresh, Tiling::rows, panels>(
       work, take_fetch(work, b, fetch), static_cast<const typename StepRows::AElement*>(work.a), b,
       c, work.c_stride, work.c_panel, work.add);
   detail::BlockWork<C> others = work;
@@ -304,6 +314,90 @@ inline void packing_block(const detail::BlockWork<C>& work) {
       rows_of_packing_block<Step, StepRows, 1>(work, fetch, b, c, columns);
     } else {
       rows_of_packing_block<Step, StepRows, Tiling::panels>(work, fetch, b, c, columns);
+    }
+  }
+}
+
+/// One stretch of the chains of up to a tile of rows, by the smallest tile that has them; they wait in
+/// `sums`, which has rows for the surplus.
+template <class Step, Chain chain, int rows, int panels, class C>
+inline void stretch_of_rows(std::int64_t count, const detail::BlockWork<C>& work,
+                            const TileFetch& fetch, const char* a, const char* b, C* sums) {
+  if constexpr (rows > 1) {
+    constexpr int smaller = rows > 4 ? 4 : rows / 2;
+    if (count <= smaller) {
+      stretch_of_rows<Step, chain, smaller, panels>(count, work, fetch, a, b, sums);
+      return;
+    }
+  }
+  tile<Step, AOrder::by_step, BUse::read, chain, rows, panels>(
+      work, fetch, reinterpret_cast<const typename Step::AElement*>(a), b, sums, work.columns,
+      panel_columns<C>, false);
+}
+
+template <class Step, Chain chain, int panels, class C>
+inline void stretch(const detail::BlockWork<C>& work, const TileFetch& fetch, const char* a,
+                    const char* b, C* sums) {
+  constexpr std::int64_t rows = Tiling::rows;
+  for (std::int64_t row = 0; row < work.rows; row += rows) {
+    const std::int64_t count = work.rows - row < rows ? work.rows - row : rows;
+    stretch_of_rows<Step, chain, Tiling::rows, panels>(
+        count, work, fetch, a + row / rows * work.a_panel_bytes, b, sums + row * work.columns);
+  }
+}
+
+/// All columns of one stretch of K; meanwhile B is fetched from `ahead` on, in the order of memory.
+template <class Step, Chain chain, int depth, class C>
+inline void stretch_of_block(const detail::BlockWork<C>& work, const char* a, const char* b,
+                             const char* ahead) {
+  constexpr std::int64_t width = panel_columns<C>;
+  constexpr std::int64_t columns_each = Tiling::panels * width;
+  const std::int64_t row_bytes = work.columns / width * work.b_panel_bytes;
+  const std::int64_t pieces =
+      detail::stretch_depth * Tiling::panels * work.b_panel_bytes / detail::fetch_row_bytes;
+  std::int64_t position = 0;
+  for (std::int64_t column = 0; column < work.columns; column += columns_each) {
+    const TileFetch fetch{
+        ahead + position / row_bytes * (work.b_step_bytes / depth) + position % row_bytes,
+        detail::fetch_row_bytes, (work.steps + pieces - 1) / pieces};
+    position += pieces * detail::fetch_row_bytes;
+    const char* const panel = b + column / width * work.b_panel_bytes;
+    C* const sums = static_cast<C*>(work.chains) + column;
+    if (Tiling::panels == 1 || work.columns - column <= width) {
+      stretch<Step, chain, 1>(work, fetch, a, panel, sums);
+    } else {
+      stretch<Step, chain, Tiling::panels>(work, fetch, a, panel, sums);
+    }
+  }
+}
+
+/// A block of few rows, A step after step, against whole panels of B in rows: one stretch of K over all
+/// columns after the other, so that B is read in the order of memory, as fast as it comes.
+template <class Step, int depth, class C>
+inline void streaming_block(const detail::BlockWork<C>& block) {
+  constexpr std::int64_t width = panel_columns<C>;
+  constexpr std::int64_t steps = detail::stretch_depth / depth;
+  const std::int64_t a_step_bytes =
+      Step::parts * block.a_stride * static_cast<std::int64_t>(sizeof(typename Step::AElement));
+  detail::BlockWork<C> work = block;
+  for (std::int64_t step = 0; step < block.steps; step += steps) {
+    work.steps = block.steps - step < steps ? block.steps - step : steps;
+    const char* const a = static_cast<const char*>(block.a) + step * a_step_bytes;
+    const char* const b = static_cast<const char*>(block.b) + step * block.b_step_bytes;
+    const char* const ahead = b + 2 * steps * block.b_step_bytes;
+    if (step == 0) {
+      stretch_of_block<Step, Chain::fresh, depth>(work, a, b, ahead);
+    } else {
+      stretch_of_block<Step, Chain::resumed, depth>(work, a, b, ahead);
+    }
+  }
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const C* const sums = static_cast<const C*>(block.chains) + row * block.columns;
+    for (std::int64_t column = 0; column < block.columns; column += width) {
+      C* const to = block.c + row * block.c_stride + column / width * block.c_panel;
+      for (std::int64_t j = 0; j < width; ++j) {
+        to[j] = block.add ? to[j] + sums[column + j] : sums[column + j];
+      }
     }
   }
 }
@@ -623,6 +717,7 @@ constexpr detail::GemmKernels<typename PackA::Source, typename PackB::Source> ma
   kernels.block = &block<Step, AOrder::by_step, C>;
   kernels.block_b_rows = &block<StepRows, AOrder::by_step, C>;
   if constexpr (std::is_same_v<A, typename PackB::Source>) {
+    kernels.streaming_block = &streaming_block<StepRows, detail::step_depth<A>, C>;
     kernels.packing_block = &packing_block<Step, StepRows, C>;
   }
   if constexpr (std::is_same_v<A, typename Step::AElement>) {

@@ -89,30 +89,41 @@ inline constexpr std::int64_t in_place_rows = 8;
 /// Columns of B up to which copying A would cost more than reading it from afar.
 inline constexpr std::int64_t in_place_columns = 128;
 
+template <class T>
+[[nodiscard]] constexpr bool is_near(std::int64_t lines, std::int64_t stride) {
+  return lines * stride * static_cast<std::int64_t>(sizeof(T)) <= in_place_bytes;
+}
+
+/// Whether tiles can read B as it is stored.
+template <class A, class B>
+[[nodiscard]] constexpr bool is_in_rows(const StoredOperand<B>& b) {
+  return std::is_same_v<A, B> && !b.transposed && b.row_ids == nullptr;
+}
+
 /// Whether tiles read B where it is, all but the columns of a last panel that is not whole. Pairs of
 /// bf16 are made anew by each tile, so only few tiles should.
 template <class A, class B>
 [[nodiscard]] constexpr bool reads_in_place(const StoredOperand<B>& b, std::int64_t rows,
                                             std::int64_t depth) {
-  const bool near = !std::is_same_v<B, bfloat16> &&
-                    depth * b.stride * static_cast<std::int64_t>(sizeof(B)) <= in_place_bytes;
-  return std::is_same_v<A, B> && !b.transposed && b.row_ids == nullptr &&
-         depth % step_depth<B> == 0 && (rows <= in_place_rows || near);
-}
-template <class A, class B>
-[[nodiscard]] constexpr bool reads_in_place(const PanelOperand<B>&, std::int64_t, std::int64_t) {
-  return true;
+  return is_in_rows<A>(b) && depth % step_depth<B> == 0 &&
+         (rows <= in_place_rows || (step_depth<B> == 1 && is_near<B>(depth, b.stride)));
 }
 
-/// Whether the tiles of the first rows pack B while they read it, so that A had better be packed.
+/// Whether few rows read B, from afar, in the order of memory.
 template <class A, class B>
-[[nodiscard]] constexpr bool packs_by_tiles(const StoredOperand<B>& b, std::int64_t rows,
-                                            std::int64_t depth) {
-  return std::is_same_v<A, B> && !b.transposed && b.row_ids == nullptr &&
-         !reads_in_place<A>(b, rows, depth);
+[[nodiscard]] constexpr bool streams(const StoredOperand<B>& b, std::int64_t rows,
+                                     std::int64_t depth) {
+  return rows <= in_place_rows && reads_in_place<A>(b, rows, depth) && !is_near<B>(depth, b.stride);
+}
+
+/// Whether tiles read B in a way that wants A step after step: streaming, or packing B meanwhile.
+template <class A, class B>
+[[nodiscard]] constexpr bool wants_steps(const StoredOperand<B>& b, std::int64_t rows,
+                                         std::int64_t depth) {
+  return is_in_rows<A>(b) && (!reads_in_place<A>(b, rows, depth) || streams<A>(b, rows, depth));
 }
 template <class A, class B>
-[[nodiscard]] constexpr bool packs_by_tiles(const PanelOperand<B>&, std::int64_t, std::int64_t) {
+[[nodiscard]] constexpr bool wants_steps(const PanelOperand<B>&, std::int64_t, std::int64_t) {
   return false;
 }
 
@@ -124,10 +135,17 @@ template <class A, class Right>
   if (!std::is_same_v<A, AccumulatorOf<typename Right::Element>> || a.row_ids != nullptr) {
     return false;
   }
-  const std::int64_t lines = a.transposed ? depth : rows;
-  const bool near = lines * a.stride * static_cast<std::int64_t>(sizeof(A)) <= in_place_bytes;
+  const bool near = is_near<A>(a.transposed ? depth : rows, a.stride);
   return a.transposed ? near
-                      : columns <= in_place_columns || (near && !packs_by_tiles<A>(b, rows, depth));
+                      : columns <= in_place_columns || (near && !wants_steps<A>(b, rows, depth));
+}
+
+/// Scratch for the chains of a streaming block.
+template <class B>
+[[nodiscard]] constexpr std::int64_t chain_bytes(std::int64_t rows, std::int64_t columns) {
+  return rows <= in_place_rows
+             ? in_place_rows * columns * static_cast<std::int64_t>(sizeof(AccumulatorOf<B>))
+             : 0;
 }
 
 /// A product, block of rows by block of K: packs what must be packed and runs the path's tiles. The
@@ -317,12 +335,17 @@ class BlockProduct {
     std::int64_t column = 0;
     if (reads_in_place<A>(b, range.rows, depth_)) {
       column = whole;
-      multiply_in_place(b.row(k) + range.first_column, b.stride, c, depth, whole, a);
+      const PlacedB rows = in_rows(b.row(k) + range.first_column, b.stride);
+      if (streams<A>(b, range.rows, depth_) && is_in_one_place(a)) {
+        multiply_streaming(rows, c, depth, whole, a);
+      } else {
+        multiply_in_place(rows, c, depth, whole, a);
+      }
     } else if (tiles_pack(b, a, depth)) {
       for (; column < whole; column += fetch_row_bytes / element) {
         const std::int64_t columns = std::min(fetch_row_bytes / element, whole - column);
-        multiply_packing(b.row(k) + range.first_column + column, b.stride, result_at(c, 0, column),
-                         depth, columns, a,
+        multiply_packing(in_rows(b.row(k) + range.first_column + column, b.stride),
+                         result_at(c, 0, column), depth, columns, a,
                          column + columns < range.columns
                              ? fetch_ahead(b, k, range.first_column + column + columns,
                                            range.columns - column - columns)
@@ -335,39 +358,65 @@ class BlockProduct {
     }
   }
 
-  void multiply_in_place(const B* first, std::int64_t stride, const ResultOperand<C>& c,
-                         std::int64_t depth, std::int64_t columns, PlacedA a) const {
-    const PlacedB rows{first, step_depth<B> * stride * element, width * element};
+  struct PlacedB {
+    const void* data;
+    std::int64_t step_bytes;
+    std::int64_t panel_bytes;
+  };
+
+  [[nodiscard]] static PlacedB in_rows(const B* first, std::int64_t stride) {
+    return {first, step_depth<B> * stride * element, width * element};
+  }
+
+  void multiply_in_place(const PlacedB& rows, const ResultOperand<C>& c, std::int64_t depth,
+                         std::int64_t columns, PlacedA a) const {
     a.steps = depth / step_depth<B>;
     run_columns(step_depth<B> == 2 ? kernels_.block_b_rows : kernels_.block, a, rows, c, 0,
                 columns);
   }
 
-  /// Whether the tiles of the first rows can pack B: all rows of A lie step after step in one place, at
-  /// least one tile of them.
+  /// Whether all rows of A lie step after step in one place.
+  [[nodiscard]] bool is_in_one_place(const PlacedA& a) const {
+    return a.in_place_rows == 0 || (a_.transposed && a.packed_rows == 0);
+  }
+
+  /// Whether the tiles of the first rows can pack B: at least one tile of rows.
   [[nodiscard]] bool tiles_pack(const StoredOperand<B>& b, const PlacedA& a,
                                 std::int64_t depth) const {
-    const bool one_place = a.in_place_rows == 0 || (a_.transposed && a.packed_rows == 0);
-    return kernels_.packing_block != nullptr && !b.transposed && b.row_ids == nullptr &&
-           depth % step_depth<B> == 0 && one_place &&
+    return is_in_rows<A>(b) && depth % step_depth<B> == 0 && is_in_one_place(a) &&
            a.in_place_rows + a.packed_rows >= kernels_.tile_rows;
   }
 
-  void multiply_packing(const B* first, std::int64_t stride, const ResultOperand<C>& c,
-                        std::int64_t depth, std::int64_t columns, const PlacedA& a,
-                        const FetchAhead& ahead) const {
-    BlockWork<C> work =
-        work_of(a, {first, step_depth<B> * stride * element, width * element}, c, 0, columns);
+  /// All rows of A, which lie step after step in one place, against B in rows.
+  [[nodiscard]] BlockWork<C> work_in_rows(const PlacedB& rows, const ResultOperand<C>& c,
+                                          std::int64_t depth, std::int64_t columns,
+                                          const PlacedA& a) const {
+    BlockWork<C> work = work_of(a, rows, c, 0, columns);
     work.steps = depth / step_depth<B>;
-    work.ahead = ahead;
-    work.packed_b = a.rest;
-    work.packed_b_panel_bytes = a.steps * line;
     if (a.in_place_rows > 0) {
       take_in_place(a, work);
     } else {
       take_packed(a, work);
     }
+    return work;
+  }
+
+  void multiply_packing(const PlacedB& rows, const ResultOperand<C>& c, std::int64_t depth,
+                        std::int64_t columns, const PlacedA& a, const FetchAhead& ahead) const {
+    BlockWork<C> work = work_in_rows(rows, c, depth, columns, a);
+    work.ahead = ahead;
+    work.packed_b = a.rest;
+    work.packed_b_panel_bytes = a.steps * line;
     kernels_.packing_block(work);
+  }
+
+  void multiply_streaming(const PlacedB& rows, const ResultOperand<C>& c, std::int64_t depth,
+                          std::int64_t columns, const PlacedA& a) const {
+    if (columns > 0) {
+      BlockWork<C> work = work_in_rows(rows, c, depth, columns, a);
+      work.chains = a.rest;
+      kernels_.streaming_block(work);
+    }
   }
 
   void multiply_packed(const StoredOperand<B>& b, const ResultOperand<C>& c,
@@ -400,12 +449,6 @@ class BlockProduct {
           rest == 0 ? after : fetch_ahead(b, k, range.first_column + column + columns, rest));
     }
   }
-
-  struct PlacedB {
-    const void* data;
-    std::int64_t step_bytes;
-    std::int64_t panel_bytes;
-  };
 
   /// Every row against columns of B; `by_step` takes A step after step.
   void run_columns(Block by_step, const PlacedA& a, const PlacedB& b, const ResultOperand<C>& c,

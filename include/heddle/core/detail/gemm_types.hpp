@@ -33,6 +33,10 @@ inline constexpr std::int64_t pack_group = 4;
 /// on another page.
 inline constexpr std::int64_t fetch_row_bytes = 256;
 
+/// Elements of K that a block of few rows multiplies with all columns before the next: few enough for
+/// hardware to follow that many rows of B, many enough to hide that its chains go through memory.
+inline constexpr int stretch_depth = 16;
+
 /// Memory that a block's tiles fetch into the second-level cache while they multiply: what will be
 /// packed next. Row by row fetch_row_bytes of it, then the next so many bytes of each row.
 struct FetchAhead {
@@ -70,6 +74,7 @@ struct BlockWork {
   void*
       packed_b;  ///< where a packing block leaves a tile's panels of B, packed_b_panel_bytes apart
   std::int64_t packed_b_panel_bytes;
+  void* chains;  ///< a streaming block's: [rows of whole tiles, columns] of C
 };
 
 /// What one path offers for factors stored as A and B. The functions are compiled for the path's
@@ -95,6 +100,8 @@ struct GemmKernels {
   /// The same for f32 and f64 too, whole panels and at least tile_rows rows: the first tile packs B, the
   /// others read it packed. Null where A and B are stored as different types.
   Block packing_block;
+  /// The same operands, few rows: B is read in the order of memory.
+  Block streaming_block;
   /// A panel of bf16 pairs as this path multiplies it; null where that is as it is.
   void (*widen_panel)(const bfloat16* pairs, std::int64_t count, void* out);
 };
