@@ -2,13 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <ostream>
 #include <span>
 
 #include "heddle/core/error.hpp"
+#include "heddle/core/scalar.hpp"
+#include "heddle/numerics/ulp.hpp"
 #include "support/table.hpp"
 
 namespace heddle::oracle {
@@ -29,25 +30,6 @@ void convert(const TensorView& tensor, std::int64_t first, std::int64_t count, T
       to[i] = static_cast<To>(from[i]);
     }
   });
-}
-
-/// Bits of a float of W as an integer that orders as the floats do, both zeros in one place.
-template <class Bits, class Float>
-std::int64_t ordered(Float value) {
-  const auto bits = std::bit_cast<Bits>(value);
-  constexpr auto sign = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
-  const auto magnitude = static_cast<std::int64_t>(bits & static_cast<Bits>(~sign));
-  return (bits & sign) != 0 ? -magnitude : magnitude;
-}
-
-template <class Bits, class Float>
-double steps(Float a, Float b) {
-  // Of doubles of opposite sign the difference may not fit I64, but it fits U64.
-  const std::int64_t x = ordered<Bits>(a);
-  const std::int64_t y = ordered<Bits>(b);
-  const auto high = static_cast<std::uint64_t>(std::max(x, y));
-  const auto low = static_cast<std::uint64_t>(std::min(x, y));
-  return static_cast<double>(high - low);
 }
 
 /// The place of an element by its indices: "[3, 1]".
@@ -98,6 +80,17 @@ void for_each_block(const TensorView& a, const TensorView& b, const Body& body) 
   }
 }
 
+/// Steps between two finite values, both rounded to a floating dtype.
+double steps(double a, double b, Dtype dtype) {
+  return examples::with_type(dtype, [&](auto stored) {
+    using T = decltype(stored);
+    if constexpr (numerics::IeeeFloat<T>) {
+      return static_cast<double>(numerics::ulp_distance(narrow<T>(a), narrow<T>(b)));
+    }
+    return std::abs(a - b);
+  });
+}
+
 /// Of the floating ones among the two; F64 where there is none.
 Dtype narrower(Dtype a, Dtype b) {
   if (!examples::is_floating(a)) {
@@ -118,7 +111,7 @@ void compare_floats(const TensorView& a, const TensorView& b, TensorComparison& 
         sums.max_a = std::max(sums.max_a, std::abs(x));
         sums.max_b = std::max(sums.max_b, std::abs(y));
         if (x != y) {
-          sums.max_ulps = std::max(sums.max_ulps, ulp_distance(x, y, dtype));
+          sums.max_ulps = std::max(sums.max_ulps, steps(x, y, dtype));
         }
       } else if (sums.mismatch.at < 0 && x != y && !(std::isnan(x) && std::isnan(y))) {
         sums.mismatch = {.at = first + static_cast<std::int64_t>(i), .a = x, .b = y};
@@ -220,23 +213,6 @@ void measure_integers(const TensorView& a, const TensorView& b, TensorComparison
 }
 
 }  // namespace
-
-double ulp_distance(double a, double b, Dtype dtype) {
-  switch (dtype) {
-    case Dtype::f64:
-      return steps<std::uint64_t>(a, b);
-    case Dtype::f32:
-      return steps<std::uint32_t>(static_cast<float>(a), static_cast<float>(b));
-    case Dtype::bf16:
-      return steps<std::uint16_t>(bfloat16(static_cast<float>(a)), bfloat16(static_cast<float>(b)));
-    case Dtype::i64:
-    case Dtype::i32:
-    case Dtype::i16:
-    case Dtype::u8:
-      break;
-  }
-  fail("ulp_distance", "dtype", examples::dtype_name(dtype), "must be F64, F32 or BF16");
-}
 
 TensorComparison compare_tensors(const TensorView& a, const TensorView& b, double tolerance) {
   require(tolerance >= 0, "compare_tensors", "tolerance", tolerance, "must be >= 0");

@@ -48,7 +48,4 @@ struct TensorComparison {
 void print_comparisons(const std::vector<TensorComparison>& comparisons, std::ostream& out);
 [[nodiscard]] examples::Json comparison_json(const TensorComparison& comparison);
 
-/// Steps between two values in a floating dtype, both rounded to it; finite ones alone.
-[[nodiscard]] double ulp_distance(double a, double b, examples::Dtype dtype);
-
 }  // namespace heddle::oracle

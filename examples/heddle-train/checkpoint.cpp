@@ -222,7 +222,7 @@ void save_checkpoint(const fs::path& folder, const examples::ModelConfig& config
   for (const TensorPlace& place : layout.tensors()) {
     infos.push_back({.name = place.name, .dtype = dtype, .shape = place.shape});
   }
-  examples::SafetensorsWriter writer(output.staging() / whole_name, infos, {{"format", "pt"}});
+  examples::SafetensorsWriter writer(output.file(whole_name), infos, {{"format", "pt"}});
   std::vector<A> tensor;
   for (const TensorPlace& place : layout.tensors()) {
     tensor.resize(static_cast<std::size_t>(place.size()));
@@ -231,7 +231,7 @@ void save_checkpoint(const fs::path& folder, const examples::ModelConfig& config
   }
   writer.commit();
   examples::write_text_file(
-      output.staging() / "config.json",
+      output.file("config.json"),
       examples::model_config_text(config, dtype == Dtype::f64 ? "float64" : "float32"));
   output.commit();
 }

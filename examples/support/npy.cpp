@@ -341,7 +341,7 @@ void write_npy_folder(const fs::path& path, const std::vector<Tensor>& tensors) 
   }
   OutputFolder folder(path);
   for (const Tensor& tensor : tensors) {
-    OutputFile file(folder.staging() / (tensor.name + extension));
+    OutputFile file(folder.file(tensor.name + extension));
     file.write(header_of(tensor));
     file.write(std::span<const std::byte>(tensor.storage));
     file.commit();

@@ -78,10 +78,10 @@ void require_output_folder(const fs::path& path) {
   }
 }
 
-OutputFile::OutputFile(const fs::path& path) : shown_(path), target_(path) {
-  require_output_file(path);
-  if (fs::exists(path)) {
-    target_ = fs::canonical(path);
+OutputFile::OutputFile(const OutputPath& path) : shown_(path.shown), target_(path.place) {
+  require_output_file(target_);
+  if (fs::exists(target_)) {
+    target_ = fs::canonical(target_);
   }
   temporary_ = temporary_in(folder_of(target_));
   file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
@@ -155,7 +155,7 @@ void OutputFolder::commit() {
   temporary_.clear();
 }
 
-void write_text_file(const fs::path& path, std::string_view text) {
+void write_text_file(const OutputPath& path, std::string_view text) {
   OutputFile file(path);
   file.write(text);
   file.commit();

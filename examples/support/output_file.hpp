@@ -1,9 +1,11 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <filesystem>
 #include <span>
 #include <string_view>
+#include <utility>
 
 namespace heddle::examples {
 
@@ -23,6 +25,19 @@ void require_other_file(const std::filesystem::path& output, const std::filesyst
 /// require_output_file for a folder that is to be written: nothing may be there yet.
 void require_output_folder(const std::filesystem::path& path);
 
+/// Where a file goes and, for messages, what the user calls it: the same but inside an OutputFolder.
+struct OutputPath {
+  std::filesystem::path place;
+  std::filesystem::path shown;
+
+  // Wherever a path will do, so that most callers need not know of this.
+  template <std::convertible_to<std::filesystem::path> Path>
+  OutputPath(const Path& path)  // NOLINT(google-explicit-constructor)
+      : place(path), shown(place) {}
+  OutputPath(std::filesystem::path where, std::filesystem::path shown_as)
+      : place(std::move(where)), shown(std::move(shown_as)) {}
+};
+
 /// A file that appears whole or not at all: written beside its place under another name, given its
 /// own by commit(), removed if commit() is not reached.
 ///
@@ -30,7 +45,7 @@ void require_output_folder(const std::filesystem::path& path);
 /// throws    UsageError as require_output_file; std::system_error for what fails while writing
 class OutputFile {
  public:
-  explicit OutputFile(const std::filesystem::path& path);
+  explicit OutputFile(const OutputPath& path);
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile();
@@ -54,8 +69,10 @@ class OutputFolder {
   OutputFolder& operator=(const OutputFolder&) = delete;
   ~OutputFolder();
 
-  /// Where the files go until commit().
-  [[nodiscard]] const std::filesystem::path& staging() const { return temporary_; }
+  /// A file of the folder: where it goes until commit(), under the name it has then.
+  [[nodiscard]] OutputPath file(std::string_view name) const {
+    return {temporary_ / name, target_ / name};
+  }
   void commit();
 
  private:
@@ -64,6 +81,6 @@ class OutputFolder {
 };
 
 /// A whole file of text.
-void write_text_file(const std::filesystem::path& path, std::string_view text);
+void write_text_file(const OutputPath& path, std::string_view text);
 
 }  // namespace heddle::examples

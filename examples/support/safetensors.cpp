@@ -206,8 +206,7 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
   return result;
 }
 
-SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path,
-                                     const std::vector<TensorInfo>& tensors,
+SafetensorsWriter::SafetensorsWriter(const OutputPath& path, const std::vector<TensorInfo>& tensors,
                                      const Metadata& metadata)
     : file_(path) {
   Json header = Json::object();

@@ -46,7 +46,7 @@ struct SafetensorsHeader {
 ///           than the tensors have
 class SafetensorsWriter {
  public:
-  SafetensorsWriter(const std::filesystem::path& path, const std::vector<TensorInfo>& tensors,
+  SafetensorsWriter(const OutputPath& path, const std::vector<TensorInfo>& tensors,
                     const Metadata& metadata);
 
   /// The next bytes of the data section, in pieces of any size.

@@ -16,7 +16,7 @@
 #include "support/usage_error.hpp"
 
 // Mutants that must fail here: writing in place; the temporary file left after a failure; a pipe, a
-// folder or a device accepted; a symbolic link replaced by a file; a short write taken for a whole one.
+// folder or a device accepted; the temporary name in a message; a symbolic link replaced by a file; a short write taken for a whole one.
 
 namespace heddle::examples {
 namespace {
@@ -27,6 +27,27 @@ using test::ScratchFolder;
 using test::thrown_text;
 
 using Names = std::vector<std::string>;
+
+/// While it lives, no file grows beyond a page, as on a disk that is full.
+class SmallFiles {
+ public:
+  SmallFiles() : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
+    EXPECT_EQ(::getrlimit(RLIMIT_FSIZE, &before_), 0);
+    struct rlimit small = before_;
+    small.rlim_cur = 4096;
+    EXPECT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  }
+  SmallFiles(const SmallFiles&) = delete;
+  SmallFiles& operator=(const SmallFiles&) = delete;
+  ~SmallFiles() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, handler_);
+  }
+
+ private:
+  struct rlimit before_ {};
+  void (*handler_)(int);
+};
 
 std::string refusal(const fs::path& path) {
   return thrown_text<UsageError>([&] { OutputFile file(path); });
@@ -110,17 +131,21 @@ TEST(OutputFile, RefusesTheFileThatIsRead) {
 
 TEST(OutputFile, LeavesNothingWhereTheSpaceRunsOut) {
   const ScratchFolder scratch;
-  struct rlimit before {};
-  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-  struct rlimit small = before;
-  small.rlim_cur = 4096;
-  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  const SmallFiles limit;
   const std::string text = thrown_text<std::system_error>(
       [&] { write_text_file(scratch / "a.txt", std::string(10'000, 'x')); });
-  ::setrlimit(RLIMIT_FSIZE, &before);
-  std::signal(SIGXFSZ, handler);
   EXPECT_EQ(text, (scratch / "a.txt").string() + ": cannot be written: File too large");
+  EXPECT_TRUE(scratch.names().empty());
+}
+
+TEST(OutputFolder, WhatFailsInItIsToldUnderTheNameThatTheUserGave) {
+  const ScratchFolder scratch;
+  const SmallFiles limit;
+  const std::string text = thrown_text<std::system_error>([&] {
+    const OutputFolder folder(scratch / "out/");
+    write_text_file(folder.file("a.txt"), std::string(10'000, 'x'));
+  });
+  EXPECT_EQ(text, (scratch / "out/a.txt").string() + ": cannot be written: File too large");
   EXPECT_TRUE(scratch.names().empty());
 }
 
@@ -128,7 +153,7 @@ TEST(OutputFolder, AppearsAtCommitAndNotBefore) {
   const ScratchFolder scratch;
   {
     OutputFolder folder(scratch / "out/");
-    write_text_file(folder.staging() / "a", "1");
+    write_text_file(folder.file("a"), "1");
     EXPECT_FALSE(fs::exists(scratch / "out"));
     folder.commit();
   }
@@ -136,7 +161,7 @@ TEST(OutputFolder, AppearsAtCommitAndNotBefore) {
   EXPECT_EQ(read_file(scratch / "out/a"), "1");
   {
     OutputFolder folder(scratch / "other");
-    write_text_file(folder.staging() / "a", "1");
+    write_text_file(folder.file("a"), "1");
   }
   EXPECT_EQ(scratch.names(), Names{"out"});
 }
