@@ -15,6 +15,7 @@
 #include "heddle-train/options.hpp"
 #include "heddle-train/score.hpp"
 #include "heddle-train/train.hpp"
+#include "heddle/core/error.hpp"
 #include "heddle/mesh/axes.hpp"
 #include "heddle/packing/pad_position.hpp"
 #include "support/pad_align.hpp"
@@ -74,6 +75,15 @@ DtypeOption dtype_named(const std::string& name) {
   throw UsageError("--dtype = " + name + ": must be f32, f64 or bf16");
 }
 
+MeshAxes mesh_named(const std::string& text) {
+  try {
+    return parse_axes(text);
+  } catch (const Error& error) {
+    const std::string axis = error.argument() == "mesh" ? "" : error.argument() + " ";
+    throw UsageError("--mesh = " + text + ": " + axis + error.rule());
+  }
+}
+
 packing::PadPosition pad_position_named(const std::string& name) {
   for (const packing::PadPosition position :
        {packing::PadPosition::end, packing::PadPosition::start, packing::PadPosition::auto_}) {
@@ -128,7 +138,7 @@ void refuse(const std::vector<const CLI::Option*>& options, const std::string& w
 }
 
 int run(CommandLine& line, const examples::Results& results) {
-  const MeshAxes mesh = parse_axes(line.mesh);
+  const MeshAxes mesh = mesh_named(line.mesh);
   if (mesh.devices() != 1) {
     throw UsageError("--mesh = " + to_string(mesh) + ": must be one device");
   }
@@ -195,8 +205,10 @@ examples::Action set_up(CLI::App& app, examples::Results& results) {
   for_training("--rollouts-per-step", train.rollouts_per_step, "N",
                "Rollouts of a step at most, in whole groups")
       ->capture_default_str();
-  for_training("--updates-per-step", train.updates_per_step, "U",
-               "Updates under the old log-probs of the step's start")
+  for_training(
+      "--updates-per-step", train.updates_per_step, "U",
+      "Updates under the old log-probs of the step's start (tokens/s counts a token once a "
+      "step, over the time of all of them)")
       ->capture_default_str();
   for_training("--micro-batch", train.micro_batch, "ROWS",
                "Rows whose gradients are formed at a time (all of a step)");

@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -24,6 +26,28 @@ void append_parameter_tensors(const std::string& prefix, const ParameterLayout& 
     gather(place, values, tensor.values<A>());
     out.push_back(std::move(tensor));
   }
+}
+
+/// The norm of what the first update added to the parameters that it `start`ed from, by the tensors
+/// "updated." of a dump.
+template <Accumulator A>
+[[nodiscard]] double update_norm(const ParameterLayout& layout, std::span<const A> start,
+                                 const std::vector<examples::Tensor>& dump) {
+  double total = 0;
+  std::vector<A> before;
+  for (const TensorPlace& place : layout.tensors()) {
+    const auto updated = std::ranges::find(dump, "updated." + place.name, &examples::Tensor::name);
+    before.resize(static_cast<std::size_t>(place.size()));
+    gather(place, start, std::span<A>(before));
+    const std::span<const A> after = std::as_const(*updated).template values<A>();
+    double sum = 0;
+    for (std::size_t i = 0; i < before.size(); ++i) {
+      const double added = static_cast<double>(after[i]) - static_cast<double>(before[i]);
+      sum += added * added;
+    }
+    total += sum;
+  }
+  return std::sqrt(total);
 }
 
 /// Copies the expert ids of a row into [layers, positions, K], the row's tokens from `first` on.

@@ -56,6 +56,7 @@ examples::Json json(const std::optional<double>& value) {
   return value ? examples::Json(*value) : examples::Json();
 }
 
+// Of a step, not of an update: a token that U updates pass over counts once, in the time of all U.
 double per_second(const StepReport& report) {
   return report.seconds > 0 ? static_cast<double>(report.tokens) / report.seconds : 0;
 }

@@ -13,6 +13,7 @@
 #include "heddle-train/checkpoint.hpp"
 #include "heddle-train/dtype.hpp"
 #include "heddle-train/explain.hpp"
+#include "heddle-train/output_tensors.hpp"
 #include "heddle-train/parameters.hpp"
 #include "heddle-train/step_plan.hpp"
 #include "heddle-train/step_printer.hpp"
@@ -66,6 +67,16 @@ void check_against_single(const ParameterLayout& layout, const std::vector<Accum
   std::cerr << "heddle-train: after step 1 every parameter is that of one device, bit for bit\n";
 }
 
+// What the gates of a run read beside what the trainer itself knows of its first update.
+template <Accumulator A>
+void append_run_scalars(const ParameterLayout& layout, std::span<const A> start,
+                        const StepReport& report, std::vector<examples::Tensor>& dump) {
+  dump.push_back(examples::Tensor::of(
+      "update_norm", {1}, std::vector<A>{static_cast<A>(update_norm(layout, start, dump))}));
+  dump.push_back(
+      examples::Tensor::of("dropped_slots", {1}, std::vector<std::int64_t>{report.dropped_slots}));
+}
+
 template <Storage S>
 void train_as(const TrainOptions& options, const examples::Results& results) {
   using A = AccumulatorOf<S>;
@@ -111,6 +122,7 @@ void train_as(const TrainOptions& options, const examples::Results& results) {
     }
     printer.print(step, report);
     if (dumps) {
+      append_run_scalars<A>(layout, start, report, dump);
       examples::write_safetensors(*options.dump_step, dump, {});
     }
   }

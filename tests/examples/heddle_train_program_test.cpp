@@ -409,7 +409,9 @@ TEST(HeddleTrainProgram, RefusesWrongUsage) {
   expect_refused({rollouts, "--mesh", "fsdp=2,context=2"},
                  "--mesh = fsdp=2,context=2,expert=1: must be one device");
   expect_refused({rollouts, "--mesh", "tensor=2"},
-                 "parse_axes: mesh = tensor=2: axes are fsdp, context and expert");
+                 "--mesh = tensor=2: axes are fsdp, context and expert");
+  expect_refused({rollouts, "--mesh", "fsdp=0"},
+                 "--mesh = fsdp=0: fsdp must be a whole number of devices >= 1");
   expect_refused({rollouts, "--recipe", "fast"}, "--recipe = fast: must be tuned or baseline");
   expect_refused({rollouts, "--check-against", "double"},
                  "--check-against = double: must be single");

@@ -1,6 +1,7 @@
 #include "heddle/packing/rollout.hpp"
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,7 +14,7 @@
 // Mutants that must fail here: a field's name swapped with its neighbour's; an unknown field accepted; the
 // completion's length taken from a mask's sum (P-1); [n] sliced from the front; one mask of two ignored;
 // completion_mask winning over the product; routing of n - 2 tokens, or of -1, accepted; the scalar form
-// checked for a length.
+// checked for a length; a number of routed ids that overflows.
 
 namespace heddle::packing {
 namespace {
@@ -179,6 +180,12 @@ TEST(Rollout, WrongRoutingIsRefusedByName) {
   }
   EXPECT_EQ(routing({.ids = span(9), .tokens = 5, .layers = 1, .top_k = 2}),
             "pack: items[3].routed_experts.ids.size = 9: must equal tokens * layers * top_k (10)");
+  // A product of 2^62 and 5 would wrap round to 2^62.
+  constexpr std::int32_t most = std::numeric_limits<std::int32_t>::max();
+  EXPECT_EQ(
+      routing({.ids = span(9), .tokens = 5, .layers = most, .top_k = most}),
+      "pack: items[3].routed_experts.ids.size = 9: must equal tokens * layers * top_k, which are "
+      "beyond I64");
   Rollout empty;
   empty.routed_experts = RoutedExperts{.ids = {}, .tokens = -1, .layers = 1, .top_k = 1};
   EXPECT_EQ(refusal(empty),

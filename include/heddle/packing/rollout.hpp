@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -232,6 +233,10 @@ class ItemCheck {
       fail(where_, argument("routed_experts.tokens"), routing.tokens,
            "must be the item's length (" + std::to_string(item_.length()) +
                ") or one less, and >= 0");
+    }
+    if (routing.tokens > std::numeric_limits<std::int64_t>::max() / routing.per_token()) {
+      fail(where_, argument("routed_experts.ids.size"), routing.ids.size(),
+           "must equal tokens * layers * top_k, which are beyond I64");
     }
     const std::int64_t ids = routing.tokens * routing.per_token();
     if (!std::cmp_equal(routing.ids.size(), ids)) {
