@@ -2,7 +2,7 @@
 
 #include <array>
 #include <atomic>
-#include <cstdint>
+#include <cstddef>
 #include <span>
 #include <string>
 #include <string_view>

@@ -7,11 +7,13 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "heddle/core/detail/gemm_blocked.hpp"
 #include "heddle/core/detail/gemm_eigen.hpp"
+#include "heddle/core/detail/gemm_types.hpp"
 #include "heddle/core/elementwise.hpp"
 #include "heddle/core/error.hpp"
 #include "heddle/core/factor.hpp"

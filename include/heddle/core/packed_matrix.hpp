@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "heddle/core/detail/gemm_paths.hpp"
+#include "heddle/core/detail/gemm_types.hpp"
 #include "heddle/core/error.hpp"
 #include "heddle/core/factor.hpp"
 #include "heddle/core/scalar.hpp"

@@ -10,10 +10,12 @@
 
 #include <oneapi/tbb/task_arena.h>
 
+#include "heddle/core/detail/gemm_blocked.hpp"
 #include "heddle/core/error.hpp"
 #include "heddle/core/factor.hpp"
 #include "heddle/core/matrix_engine.hpp"
 #include "heddle/core/parallel.hpp"
+#include "heddle/core/view.hpp"
 #include "heddle/core/workspace.hpp"
 
 namespace heddle {

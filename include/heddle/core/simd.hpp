@@ -1,7 +1,5 @@
 #pragma once
 
-#include <cstdint>
-
 #include "heddle/core/detail/simd_avx2.hpp"
 #include "heddle/core/detail/simd_avx512.hpp"
 #include "heddle/core/detail/simd_neon.hpp"

@@ -7,7 +7,6 @@
 #include <new>
 #include <span>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #ifdef __linux__
