@@ -205,6 +205,7 @@ void check_outputs(std::string_view where, const Dims& dims, const Outputs<O, S,
   detail::require_window_shape(where, "final_conv_state", outputs.final_conv_state, dims);
 }
 
+/// The same for those of a states-only call.
 template <Storage S, Accumulator A>
 void check_outputs(std::string_view where, const Dims& dims, const StatesOutputs<S, A>& outputs) {
   detail::require_recurrent_shape(where, "final_recurrent_state", outputs.final_recurrent_state,

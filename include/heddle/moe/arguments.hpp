@@ -33,6 +33,7 @@ struct Inputs {
   std::span<const std::int32_t> segment_ids = {};  ///< [T], 0 = padding
 };
 
+/// How an expert layer's call proceeds.
 struct Options {
   RouterOptions router = {};
   DispatchOptions dispatch = {};
@@ -52,6 +53,7 @@ struct Outputs {
   std::span<std::int64_t> group_sizes = {};  ///< [E], slots of each expert before drops
 };
 
+/// What an expert layer's call saw of its tokens.
 struct LayerReport {
   reference::RouterReport router;
   std::int64_t routed_slots = 0;   ///< K times the tokens that are routed

@@ -84,6 +84,7 @@ inline void require_glu_options(std::string_view where, const std::string& prefi
 
 }  // namespace detail
 
+/// How tokens choose their experts.
 struct RouterOptions {
   TopKWeights weights = TopKWeights::softmax_of_chosen;
   PaddingRouting padding = PaddingRouting::exclude;

@@ -36,6 +36,7 @@ enum class BalanceScale {
   one,    ///< the same over K: 1
 };
 
+/// What the balance loss is scaled by.
 struct BalanceLossOptions {
   double weight = 0;  ///< lambda
   BalanceScale scale = BalanceScale::top_k;
@@ -50,6 +51,7 @@ struct BalanceLossOptions {
   }
 };
 
+/// What the z-loss is scaled by.
 struct ZLossOptions {
   double weight = 0;  ///< lambda_z
 

@@ -18,6 +18,7 @@
 
 namespace heddle::moe::reference {
 
+/// What routing reads.
 template <Storage S>
 struct RouterInputs {
   ConstMatrixView<S> router_logits;  ///< [T,E]
@@ -26,12 +27,14 @@ struct RouterInputs {
   std::span<const std::int32_t> segment_ids = {};  ///< [T], 0 = padding
 };
 
+/// What routing writes, every element.
 template <Accumulator A>
 struct RouterOutputs {
   MatrixView<std::int32_t> expert_ids;  ///< [T,K], `unrouted` in every column of excluded padding
   MatrixView<A> expert_weights;         ///< [T,K], 0 there
 };
 
+/// What routing did with its tokens.
 struct RouterReport {
   std::int64_t padding_tokens = 0;    ///< routed nowhere
   std::int64_t forced_tokens = 0;     ///< replayed
@@ -277,6 +280,7 @@ RouterReport route(const RouterDims& dims, const RouterInputs<S>& in, const Rout
   return report;
 }
 
+/// What the backward of routing reads.
 template <Storage S>
 struct RouterBackwardInputs {
   ConstMatrixView<S> router_logits;                    ///< [T,E], as given to route

@@ -25,6 +25,7 @@
 
 namespace heddle::moe {
 
+/// Where the cotangents of unsort go.
 template <Storage S>
 struct UnsortCotangents {
   using A = AccumulatorOf<S>;

@@ -17,6 +17,7 @@
 
 namespace heddle::numerics {
 
+/// How derivatives along random directions are taken.
 struct DirectionOptions {
   std::int64_t directions = 8;
   double step = 1e-5;  ///< to each side; entries of a direction have variance 1

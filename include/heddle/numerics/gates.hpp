@@ -24,6 +24,7 @@
 /// source    spec/head.md 9
 namespace heddle::numerics {
 
+/// What a gate measures.
 enum class GateKind {
   // Scalars of a run.
   loss,           ///< relative
@@ -328,6 +329,7 @@ namespace detail {
   return gate;
 }
 
+/// Also of none.
 [[nodiscard]] inline bool all_passed(const std::vector<Gate>& gates) {
   return std::ranges::all_of(gates, &Gate::passed);
 }

@@ -36,6 +36,7 @@ struct TileBlocks {
   friend constexpr bool operator==(const TileBlocks&, const TileBlocks&) = default;
 };
 
+/// How attention is sharded, and what counts as a tile.
 struct TileOptions {
   std::int64_t context = 1;  ///< ranks of the context axis
   ContextLayout layout = ContextLayout::dual_chunk_swap;
