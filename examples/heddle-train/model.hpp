@@ -75,6 +75,7 @@ struct RowActivations {
   std::vector<A> head_exp_sum;           // [T], hidden frame
   std::vector<A> logps;                  // [T], token frame
   std::vector<A> entropy;                // [T], token frame
+  Workspace scratch;                     // of the head
 };
 
 /// The Qwen3.5-MoE text model with every layer a Gated Delta Net: token embedding, then for each layer
@@ -105,6 +106,13 @@ class Model {
   void backward(const RowInputs& row, const RowActivations<S>& kept, std::span<const A> d_logps,
                 std::span<A> gradient) const;
 
+  /// forward() and backward() under a loss that is known token by token, a head::TokenLoss over the token
+  /// frame: the head's logits are computed once. Returns the row's loss, tokens ascending; adds to
+  /// `gradient` if any token has a cotangent, and says so in `differentiated`.
+  template <class Loss>
+  double forward_backward(const RowInputs& row, RowActivations<S>& kept, const Loss& loss,
+                          std::span<A> gradient, bool& differentiated) const;
+
   /// The logits of every token, 0 at padding.
   [[nodiscard]] Matrix<A> logits(const RowActivations<S>& kept) const;
 
@@ -119,6 +127,10 @@ class Model {
   void experts_backward(std::int64_t layer, const RowInputs& row, std::span<const TokenRun> runs,
                         const LayerActivations<S>& kept, Matrix<A>& d_stream,
                         const LayerViews<A>& gradient) const;
+  void trunk_forward(const RowInputs& row, RowActivations<S>& kept) const;
+  void trunk_backward(const RowInputs& row, const RowActivations<S>& kept,
+                      const Matrix<A>& d_head_in, const ModelViews<A>& gradients) const;
+  void place_targets(const RowInputs& row, RowActivations<S>& kept) const;
   void head_forward(const RowInputs& row, RowActivations<S>& kept) const;
   void head_backward(const RowActivations<S>& kept, std::span<const A> d_logps,
                      MatrixView<A> d_head_in, MatrixView<A> d_weight) const;

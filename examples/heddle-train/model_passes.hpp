@@ -45,6 +45,13 @@ void Model<S>::refresh() {
 
 template <Storage S>
 void Model<S>::forward(const RowInputs& row, RowActivations<S>& kept) const {
+  trunk_forward(row, kept);
+  head_forward(row, kept);
+}
+
+/// Everything before the head.
+template <Storage S>
+void Model<S>::trunk_forward(const RowInputs& row, RowActivations<S>& kept) const {
   constexpr const char* where = "train::Model::forward";
   const ModelDims& dims = layout_.dims();
   const std::int64_t tokens = row.tokens();
@@ -91,24 +98,30 @@ void Model<S>::forward(const RowInputs& row, RowActivations<S>& kept) const {
                    dims.norm_eps, view(kept.head_in).row_block(run.first, run.count),
                    detail::entries(kept.final_inverse_root, run));
   }
-  head_forward(row, kept);
 }
 
 template <Storage S>
 void Model<S>::backward(const RowInputs& row, const RowActivations<S>& kept,
                         std::span<const A> d_logps, std::span<A> gradient) const {
   constexpr const char* where = "train::Model::backward";
-  const ModelDims& dims = layout_.dims();
   const std::int64_t tokens = row.tokens();
   require_length(where, "d_logps", d_logps, "token_ids.size", tokens);
   require_length(where, "gradient", gradient, "layout.size", layout_.size());
   const ModelViews<A> gradients = layout_.views(gradient.data());
+  Matrix<A> d_head_in(tokens, layout_.dims().hidden);
+  head_backward(kept, d_logps, view(d_head_in), gradients.head);
+  trunk_backward(row, kept, d_head_in, gradients);
+}
+
+template <Storage S>
+void Model<S>::trunk_backward(const RowInputs& row, const RowActivations<S>& kept,
+                              const Matrix<A>& d_head_in, const ModelViews<A>& gradients) const {
+  const ModelDims& dims = layout_.dims();
+  const std::int64_t tokens = row.tokens();
   const std::span<const TokenRun> runs(kept.runs);
   RowInputs by_document = row;
   by_document.segment_ids = kept.document_ids;
 
-  Matrix<A> d_head_in(tokens, dims.hidden);
-  head_backward(kept, d_logps, view(d_head_in), gradients.head);
   Matrix<A> d_stream(tokens, dims.hidden);
   for (const TokenRun& run : runs) {
     d_stream.middleRows(run.first, run.count).setZero();

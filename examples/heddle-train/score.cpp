@@ -11,10 +11,12 @@
 #include "heddle-train/checkpoint.hpp"
 #include "heddle-train/dtype.hpp"
 #include "heddle-train/model.hpp"
+#include "heddle-train/model_head.hpp"
 #include "heddle-train/output_tensors.hpp"
 #include "heddle-train/parameters.hpp"
 #include "heddle-train/row_passes.hpp"
 #include "heddle/head/target.hpp"
+#include "heddle/loss/token_loss.hpp"
 #include "support/model_config.hpp"
 #include "support/output_file.hpp"
 #include "support/safetensors.hpp"
@@ -126,7 +128,7 @@ void score_as(const ScoreOptions& options) {
 
   const std::int64_t positions = tokens.rows * tokens.tokens;
   const std::int64_t scored = count_scored(tokens);
-  const A weight = scored == 0 ? A(0) : A(-1) / static_cast<A>(scored);
+  const loss::NllTokenLoss<A> mean_nll(scored == 0 ? 0.0 : 1.0 / static_cast<double>(scored));
   std::vector<RowInputs> rows;
   for (std::int64_t row = 0; row < tokens.rows; ++row) {
     rows.push_back(tokens.row(row));
@@ -140,27 +142,29 @@ void score_as(const ScoreOptions& options) {
   std::vector<A> gradient(options.gradients ? static_cast<std::size_t>(layout.size()) : 0);
   double total = 0;
   RowSlots<S> slots;
-  pass_rows(
-      model, rows, slots, std::span<A>(gradient),
-      [&](std::int64_t row, const RowActivations<S>& kept, std::span<A> d_logps) {
-        for (std::size_t t = 0; t < d_logps.size(); ++t) {
-          d_logps[t] = kept.scored[t] != 0 ? weight : A(0);
-        }
-        if (options.logits) {
-          const Matrix<A> own = model.logits(kept);
-          std::copy_n(own.data(), own.size(), logits.begin() + row * tokens.tokens * dims.vocab);
-        }
-        return options.gradients && scored > 0;
-      },
-      [&](std::int64_t row, const RowActivations<S>& kept) {
-        const std::int64_t first = row * tokens.tokens;
-        std::copy(kept.logps.begin(), kept.logps.end(), logps.begin() + first);
-        std::copy(kept.entropy.begin(), kept.entropy.end(), entropy.begin() + first);
-        copy_expert_ids(kept, positions, first, std::span(expert_ids));
-        for (const A logp : kept.logps) {
-          total -= static_cast<double>(logp);
-        }
-      });
+  const auto fold = [&](std::int64_t row, const RowActivations<S>& kept) {
+    const std::int64_t first = row * tokens.tokens;
+    std::copy(kept.logps.begin(), kept.logps.end(), logps.begin() + first);
+    std::copy(kept.entropy.begin(), kept.entropy.end(), entropy.begin() + first);
+    copy_expert_ids(kept, positions, first, std::span(expert_ids));
+    for (const A logp : kept.logps) {
+      total -= static_cast<double>(logp);
+    }
+    if (options.logits) {
+      const Matrix<A> own = model.logits(kept);
+      std::copy_n(own.data(), own.size(), logits.begin() + first * dims.vocab);
+    }
+  };
+  if (options.gradients) {
+    pass_rows_with_loss(
+        model, std::span<const RowInputs>(rows), slots, std::span<A>(gradient),
+        [&](std::int64_t) -> const loss::NllTokenLoss<A>& { return mean_nll; },
+        [&](std::int64_t row, const RowActivations<S>& kept, double) { fold(row, kept); });
+  } else {
+    pass_rows(
+        model, std::span<const RowInputs>(rows), slots, std::span<A>(),
+        [](std::int64_t, const RowActivations<S>&, std::span<A>) { return false; }, fold);
+  }
 
   Shape with_vocab = tokens.shape;
   with_vocab.push_back(dims.vocab);

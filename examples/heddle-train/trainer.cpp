@@ -7,10 +7,12 @@
 #include <string>
 #include <utility>
 
+#include "heddle-train/model_head.hpp"
 #include "heddle-train/output_tensors.hpp"
 #include "heddle/core/error.hpp"
 #include "heddle/core/parallel.hpp"
 #include "heddle/loss/grpo.hpp"
+#include "heddle/loss/token_loss.hpp"
 
 namespace heddle::train {
 namespace {
@@ -33,6 +35,29 @@ loss::GrpoOptions loss_options() {
   options.aggregation = loss::Aggregation::token_mean;
   return options;
 }
+
+/// The loss of one row's tokens, and the weights that it reads.
+template <class A>
+class RowLoss {
+ public:
+  RowLoss(const loss::GrpoOptions& options, loss::GrpoInputs<A> inputs, std::vector<double> weights)
+      : weights_(std::move(weights)), loss_(options, with_weights(inputs)) {}
+  RowLoss(const RowLoss&) = delete;
+  RowLoss& operator=(const RowLoss&) = delete;
+
+  [[nodiscard]] loss::TokenShare<A> operator()(std::int64_t token, A logp, A entropy) const {
+    return loss_(token, logp, entropy);
+  }
+
+ private:
+  [[nodiscard]] loss::GrpoInputs<A> with_weights(loss::GrpoInputs<A> inputs) const {
+    inputs.weights = weights_;
+    return inputs;
+  }
+
+  std::vector<double> weights_;
+  loss::GrpoTokenLoss<A> loss_;
+};
 
 }  // namespace
 
@@ -87,31 +112,30 @@ double Trainer<S>::accumulate_gradient(StepRows<A>& step, bool take_old_logps,
   const loss::GrpoOptions options = loss_options();
   std::fill(gradient_.begin(), gradient_.end(), A(0));
   std::vector<double> losses(static_cast<std::size_t>(step.rows));
-  const auto cotangent = [&](std::int64_t row, const RowActivations<S>& kept,
-                             std::span<A> d_logps) {
+  // A row whose log-probs are to be the old ones has every ratio 1, before they are known.
+  const auto loss_of = [&](std::int64_t row) {
     const std::span<const std::uint8_t> mask = step.row(std::as_const(step.mask), row);
     const std::span<const std::int32_t> segments = step.row(std::as_const(step.segment_ids), row);
-    if (take_old_logps) {
-      std::ranges::copy(kept.logps, step.row(step.old_logps, row).begin());
-    }
     std::vector<double> weights(mask.size());
     loss::token_weights(options, step.counts, mask, segments, weights);
-    losses[static_cast<std::size_t>(row)] =
-        loss::grpo<A>(options,
-                      {.logps = kept.logps,
-                       .old_logps = step.row(std::as_const(step.old_logps), row),
+    return RowLoss<A>(options,
+                      {.logps = {},
+                       .old_logps = take_old_logps ? std::span<const A>()
+                                                   : step.row(std::as_const(step.old_logps), row),
                        .ref_logps = {},
                        .advantages = step.row(std::as_const(step.advantages), row),
                        .importance_weights = {},
                        .mask = mask,
                        .segment_ids = segments,
-                       .weights = weights},
-                      d_logps)
-            .loss;
-    return std::ranges::any_of(d_logps, [](A d) { return d != A(0); });
+                       .weights = {}},
+                      std::move(weights));
   };
   const auto fold_from = [&](std::int64_t first) {
-    return [&, first](std::int64_t row, const RowActivations<S>& kept) {
+    return [&, first](std::int64_t row, const RowActivations<S>& kept, double loss) {
+      if (take_old_logps) {
+        std::ranges::copy(kept.logps, step.row(step.old_logps, first + row).begin());
+      }
+      losses[static_cast<std::size_t>(first + row)] = loss;
       if (sums != nullptr) {
         sums->add(step, first + row, kept);
       }
@@ -127,12 +151,9 @@ double Trainer<S>::accumulate_gradient(StepRows<A>& step, bool take_old_logps,
     for (std::int64_t row = first; row < last; ++row) {
       inputs.push_back(step.inputs(row));
     }
-    pass_rows(
+    pass_rows_with_loss(
         model_, std::span<const RowInputs>(inputs), slots_, std::span<A>(gradient_),
-        [&, first](std::int64_t row, const RowActivations<S>& kept, std::span<A> d_logps) {
-          return cotangent(first + row, kept, d_logps);
-        },
-        fold_from(first));
+        [&, first](std::int64_t row) { return loss_of(first + row); }, fold_from(first));
   }
   double loss = 0;
   for (const double row_loss : losses) {
