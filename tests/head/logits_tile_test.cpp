@@ -155,6 +155,27 @@ TEST(LogitsTile, MergeFollowsTheTableOfSpecials) {
   EXPECT_TRUE(std::isnan(finished({inf}, {nan_value, -inf}).exp_sum));
 }
 
+// -inf in the body of a row and in its tail: 0 log 0 is 0, whatever the vector's width.
+TEST(LogitsTile, LostLogitsAddNothingWhereverTheyStand) {
+  auto row = random_row(13, 75);
+  std::vector<float> kept;
+  for (std::size_t k = 0; k < row.size(); ++k) {
+    if (k % 7 == 3 || k == 74) {
+      row[k] = -inf;
+    } else {
+      kept.push_back(row[k]);
+    }
+  }
+  for (const heddle::Path path : heddle::available_paths()) {
+    const heddle::ScopedPath forced(path);
+    const auto stats = stats_of(row, 75);
+    const auto expected = stats_of(kept, 75);
+    EXPECT_TRUE(stats.any_negative_inf);
+    EXPECT_NEAR(stats.exp_sum, expected.exp_sum, 1e-6 * expected.exp_sum);
+    EXPECT_NEAR(stats.weighted_sum, expected.weighted_sum, 1e-6 * std::abs(expected.weighted_sum));
+  }
+}
+
 TEST(LogitsTile, ZerosOfEitherSignAreOneMaximum) {
   for (const std::vector<float>& row : {std::vector<float>{-0.0F, 0.0F}, {0.0F, -0.0F}, {-0.0F}}) {
     const auto score =
