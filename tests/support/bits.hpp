@@ -95,6 +95,10 @@ template <class TA, class TB>
       0xa7f4d3d87790a846U);
   add("bf16, 5 rows", product_hash<bfloat16, bfloat16>(false, false, false, 5, 514, 40),
       0xd566581abc3d1964U);
+  add("f32, 5 rows, large b", product_hash<float, float>(false, false, false, 5, 1030, 90),
+      0xfa52dbf1bfd8536eU);
+  add("bf16, 5 rows, large b", product_hash<bfloat16, bfloat16>(false, false, false, 5, 1030, 90),
+      0x4cbc148be15cb084U);
   add("bf16 by f32", product_hash<bfloat16, float>(true, false, false, 67, 600, 50),
       0x56e2b8c8e3af24eU);
   add("f32 by bf16", product_hash<float, bfloat16>(false, true, true, 67, 601, 50),
