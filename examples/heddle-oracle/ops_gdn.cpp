@@ -10,10 +10,12 @@
 #include "heddle-oracle/op_call.hpp"
 #include "heddle-oracle/ops.hpp"
 #include "heddle/gdn/arguments.hpp"
+#include "heddle/gdn/decode.hpp"
 #include "heddle/gdn/dims.hpp"
+#include "heddle/gdn/layer.hpp"
 #include "heddle/gdn/reference.hpp"
-#include "heddle/gdn/reference_decode.hpp"
 #include "heddle/gdn/reference_inverse.hpp"
+#include "heddle/gdn/triangular_inverse.hpp"
 
 namespace heddle::oracle {
 namespace {
@@ -93,6 +95,9 @@ struct Layer {
     options.eps = call.number("eps");
     options.norm = call.choice<gdn::NormMode>(
         "norm", {gdn::NormMode::root, gdn::NormMode::clamp, gdn::NormMode::none});
+    layer_options.chunks = {.chunk = call.integer("chunk"),
+                            .chunking = call.choice<gdn::Chunking>(
+                                "chunking", {gdn::Chunking::aligned, gdn::Chunking::grid})};
     if (call.given("initial_segment")) {
       options.initial_segment = static_cast<std::int32_t>(call.integer("initial_segment"));
     } else if ((call.has("conv_state") || call.has("recurrent_state")) && dims.tokens > 0) {
@@ -103,6 +108,8 @@ struct Layer {
   gdn::Dims dims;
   gdn::Inputs<S, P, A> inputs;
   gdn::Options options;
+  gdn::LayerOptions layer_options;
+  gdn::LayerScratch scratch;
   std::vector<std::int32_t> segment_ids;
 };
 
@@ -157,6 +164,10 @@ void compute_inverse(OpCall& call) {
     const ConstMatrixView<A> t = call.matrix<A>("t");     // [N*C, C]
     const MatrixView<A> t_inv = call.output<A>("t_inv");  // [N*C, C]
     const std::int64_t size = call.extent("C");
+    if (call.path() == Path::fast) {
+      gdn::triangular_inverse(size, t, t_inv);
+      return;
+    }
     for (std::int64_t n = 0; n < call.extent("N"); ++n) {
       gdn::reference::triangular_inverse(t.row_block(n * size, size),
                                          t_inv.row_block(n * size, size));
@@ -175,9 +186,12 @@ void compute_forward(OpCall& call) {
         .final_conv_state = window.view()};
     switch (call.path()) {
       case Path::decode:
-        gdn::reference::decode(layer.dims, layer.inputs, layer.options, outputs);
+        gdn::decode(layer.dims, layer.inputs, layer.options, outputs, layer.scratch);
         break;
       case Path::fast:
+        gdn::forward(layer.dims, layer.inputs, layer.options, layer.layer_options, outputs,
+                     gdn::ChunkResiduals<A>{}, layer.scratch);
+        break;
       case Path::reference:
         gdn::reference::forward(layer.dims, layer.inputs, layer.options, outputs);
         break;
@@ -190,11 +204,16 @@ void compute_states(OpCall& call) {
   with_layer(call, [&]<class S, class P>(Layer<S, P>& layer) {
     using A = AccumulatorOf<S>;
     FinalWindow<S> window(call);
-    gdn::reference::states(
-        layer.dims, layer.inputs, layer.options,
-        gdn::StatesOutputs<S, A>{.final_recurrent_state = call.output<A>("final_recurrent_state"),
-                                 .final_conv_state = window.view(),
-                                 .m = call.output<A>("m")});
+    const gdn::StatesOutputs<S, A> outputs{
+        .final_recurrent_state = call.output<A>("final_recurrent_state"),
+        .final_conv_state = window.view(),
+        .m = call.output<A>("m")};
+    if (call.path() == Path::fast) {
+      gdn::states(layer.dims, layer.inputs, layer.options, layer.layer_options, outputs,
+                  gdn::ChunkResiduals<A>{}, layer.scratch);
+    } else {
+      gdn::reference::states(layer.dims, layer.inputs, layer.options, outputs);
+    }
     window.widen_into_output();
   });
 }
@@ -202,21 +221,25 @@ void compute_states(OpCall& call) {
 void compute_backward(OpCall& call) {
   with_layer(call, [&]<class S, class P>(Layer<S, P>& layer) {
     using A = AccumulatorOf<S>;
-    gdn::reference::backward(
-        layer.dims, layer.inputs, layer.options,
-        gdn::OutputCotangents<S, A>{
-            .d_o = call.matrix<S>("d_o"),
-            .d_final_recurrent_state = call.matrix<A>("d_final_recurrent_state"),
-            .d_final_conv_state = call.matrix<A>("d_final_conv_state")},
-        gdn::Cotangents<A>{.d_qkv = call.output<A>("d_qkv"),
-                           .d_conv_weight = {.values = call.output<A>("d_conv_weight")},
-                           .d_conv_bias = {.values = call.output_vector<A>("d_conv_bias")},
-                           .d_a = call.output<A>("d_a"),
-                           .d_b = call.output<A>("d_b"),
-                           .d_A_log = {.values = call.output_vector<A>("d_A_log")},
-                           .d_dt_bias = {.values = call.output_vector<A>("d_dt_bias")},
-                           .d_conv_state = call.output<A>("d_conv_state"),
-                           .d_recurrent_state = call.output<A>("d_recurrent_state")});
+    const gdn::OutputCotangents<S, A> given{
+        .d_o = call.matrix<S>("d_o"),
+        .d_final_recurrent_state = call.matrix<A>("d_final_recurrent_state"),
+        .d_final_conv_state = call.matrix<A>("d_final_conv_state")};
+    const gdn::Cotangents<A> wanted{.d_qkv = call.output<A>("d_qkv"),
+                                    .d_conv_weight = {.values = call.output<A>("d_conv_weight")},
+                                    .d_conv_bias = {.values = call.output_vector<A>("d_conv_bias")},
+                                    .d_a = call.output<A>("d_a"),
+                                    .d_b = call.output<A>("d_b"),
+                                    .d_A_log = {.values = call.output_vector<A>("d_A_log")},
+                                    .d_dt_bias = {.values = call.output_vector<A>("d_dt_bias")},
+                                    .d_conv_state = call.output<A>("d_conv_state"),
+                                    .d_recurrent_state = call.output<A>("d_recurrent_state")};
+    if (call.path() == Path::fast) {
+      gdn::backward(layer.dims, layer.inputs, layer.options, layer.layer_options,
+                    gdn::ChunkResiduals<const A>{}, given, wanted, layer.scratch);
+    } else {
+      gdn::reference::backward(layer.dims, layer.inputs, layer.options, given, wanted);
+    }
   });
 }
 
