@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -19,6 +20,7 @@
 #include "heddle/moe/reference_maps.hpp"
 #include "heddle/moe/reference_router.hpp"
 #include "heddle/moe/residuals.hpp"
+#include "heddle/moe/router.hpp"
 #include "heddle/moe/routing_map.hpp"
 
 namespace heddle::oracle {
@@ -42,32 +44,56 @@ moe::RouterOptions router_options(const OpCall& call) {
                                                   : moe::PaddingRouting::include};
 }
 
+/// Slots in the order of their experts, into the op's outputs.
+void write_maps(OpCall& call, const moe::RouterDims& dims, ConstMatrixView<std::int32_t> ids) {
+  const std::span<std::int32_t> permutation = call.output_vector<std::int32_t>("permutation");
+  const std::span<std::int32_t> inverse = call.output_vector<std::int32_t>("inverse");
+  const std::span<std::int64_t> group_sizes = call.output_vector<std::int64_t>("group_sizes");
+  if (call.path() == Path::reference) {
+    const moe::reference::RoutingMaps maps = moe::reference::routing_maps(dims, ids);
+    std::ranges::copy(maps.permutation, permutation.begin());
+    std::ranges::copy(maps.inverse, inverse.begin());
+    std::ranges::copy(maps.group_sizes, group_sizes.begin());
+    return;
+  }
+  std::vector<std::int64_t> offsets(group_sizes.size() + 1);
+  Workspace workspace;
+  moe::RoutingMapBuilder(workspace).build(dims, ids, {permutation, inverse, offsets});
+  for (std::size_t e = 0; e < group_sizes.size(); ++e) {
+    group_sizes[e] = offsets[e + 1] - offsets[e];
+  }
+}
+
 void compute_route(OpCall& call) {
   with_storage(call, [&]<class S>(S) {
     using A = AccumulatorOf<S>;
     const moe::RouterDims dims{
         .tokens = call.extent("T"), .experts = call.extent("E"), .top_k = call.extent("K")};
     const moe::RouterOptions options = router_options(call);
-    const ConstMatrixView<S> logits = call.matrix<S>("router_logits");
-    const MatrixView<std::int32_t> ids = call.output<std::int32_t>("expert_ids");
-    moe::reference::route<S>(
-        dims,
-        {.router_logits = logits,
-         .forced_ids = call.matrix<std::int32_t>("forced_ids"),
-         .segment_ids = call.vector<std::int32_t>("segment_ids")},
-        options, {.expert_ids = ids, .expert_weights = call.output<A>("expert_weights")});
-
-    const moe::reference::RoutingMaps maps = moe::reference::routing_maps(dims, ids);
-    std::ranges::copy(maps.permutation, call.output_vector<std::int32_t>("permutation").begin());
-    std::ranges::copy(maps.inverse, call.output_vector<std::int32_t>("inverse").begin());
-    std::ranges::copy(maps.group_sizes, call.output_vector<std::int64_t>("group_sizes").begin());
+    const moe::RouterInputs<S> inputs{.router_logits = call.matrix<S>("router_logits"),
+                                      .forced_ids = call.matrix<std::int32_t>("forced_ids"),
+                                      .segment_ids = call.vector<std::int32_t>("segment_ids")};
+    const moe::RouterOutputs<A> outputs{.expert_ids = call.output<std::int32_t>("expert_ids"),
+                                        .expert_weights = call.output<A>("expert_weights")};
+    const bool plain = call.path() == Path::reference;
+    if (plain) {
+      moe::reference::route<S>(dims, inputs, options, outputs);
+    } else {
+      moe::route<S>(dims, inputs, options, outputs);
+    }
+    write_maps(call, dims, outputs.expert_ids);
 
     if (call.has("d_expert_weights")) {
-      moe::reference::route_backward<S>(dims,
-                                        {.router_logits = logits,
-                                         .expert_ids = ids,
-                                         .d_expert_weights = call.matrix<A>("d_expert_weights")},
-                                        options, call.output<A>("d_router_logits"));
+      const moe::RouterBackwardInputs<S> given{
+          .router_logits = inputs.router_logits,
+          .expert_ids = outputs.expert_ids,
+          .d_expert_weights = call.matrix<A>("d_expert_weights")};
+      const MatrixView<A> d_logits = call.output<A>("d_router_logits");
+      if (plain) {
+        moe::reference::route_backward<S>(dims, given, options, d_logits);
+      } else {
+        moe::route_backward<S>(dims, given, options, d_logits);
+      }
     }
   });
 }
