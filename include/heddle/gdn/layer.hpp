@@ -227,8 +227,9 @@ void forward(const Dims& dims, const Inputs<S, P, A>& inputs, const Options& opt
       dims, inputs, options, layer_options, outputs, residuals, key_heads, scratch,
       detail::SerialBlocks{}, [&](const auto& row, const auto& source, const auto& states) {
         for (std::int64_t i = 0; i < key_heads.count; ++i) {
-          detail::forward_slice<A>(row, source, HeadSlice::of_key_head(dims, key_heads.first + i),
-                                   states, outputs.o, residuals, scratch.row());
+          detail::layer_recurrence_slice<A>(layer_options, row, source,
+                                            HeadSlice::of_key_head(dims, key_heads.first + i),
+                                            states, outputs.o, residuals, scratch.row());
         }
       });
 }
