@@ -131,6 +131,31 @@ TEST(RoutingMap, MapOfARangeIsASliceOfTheWhole) {
   }
 }
 
+// Tokens that are routed nowhere leave no trace: the map is that of the batch without them.
+TEST(RoutingMap, ExcludedTokensMightAsWellBeDeleted) {
+  const RouterDims dims{.tokens = 150, .experts = 9, .top_k = 4};
+  const Ids ids = random_ids(dims, 7, 0.4);
+  Ids real, real_tokens;
+  for (std::int32_t t = 0; t < 150; ++t) {
+    const auto row = ids.begin() + std::ptrdiff_t{4} * t;
+    if (*row != unrouted) {
+      real.insert(real.end(), row, row + 4);
+      real_tokens.push_back(t);
+    }
+  }
+  ASSERT_LT(real_tokens.size(), 120U);
+  const OwnedMap padded(dims, ids);
+  const OwnedMap deleted(
+      {.tokens = static_cast<std::int64_t>(real_tokens.size()), .experts = 9, .top_k = 4}, real);
+  EXPECT_EQ(padded.group_offsets, deleted.group_offsets);
+  for (std::int64_t j = 0; j < deleted.map.routed_slots(); ++j) {
+    const auto position = static_cast<std::size_t>(j);
+    EXPECT_EQ(padded.map.token_of(j),
+              real_tokens[static_cast<std::size_t>(deleted.map.token_of(j))]);
+    EXPECT_EQ(padded.permutation[position] % 4, deleted.permutation[position] % 4);
+  }
+}
+
 TEST(RoutingMap, BlocksFollowTheThreadsAndTheWork) {
   const RouterDims large{.tokens = 16384, .experts = 8, .top_k = 4};  // 8 blocks of 8,192 slots
   const RouterDims small{.tokens = 4095, .experts = 8, .top_k = 2};
