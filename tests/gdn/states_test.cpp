@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -124,17 +125,23 @@ TEST(GdnStates, AreThoseOfAnyNumberOfThreads) {
 }
 
 TEST(GdnStates, SkipWhatTheFinalStateDoesNotKnow) {
-  // NaN in everything before the last start, the state included, under either chunking.
-  RowCase row =
-      RowMaker{.dims = model, .segment_ids = packed, .states = true, .chunk_options = {.chunk = 8}}
-          .make();
-  const auto expected = states<float>(row).final_state;
-  for (std::size_t i = 0; i < 20 * static_cast<std::size_t>(model.qkv_columns()); ++i) {
-    row.y[i] = std::numeric_limits<double>::quiet_NaN();
+  // NaN in everything before the last start, or on the grid before its chunk, and in the state.
+  for (const auto& [chunking, tokens] :
+       {std::pair{Chunking::aligned, 22}, std::pair{Chunking::grid, 16}}) {
+    RowCase row = RowMaker{.dims = model,
+                           .segment_ids = packed,
+                           .states = true,
+                           .chunk_options = {.chunk = 8, .chunking = chunking}}
+                      .make();
+    const auto expected = states<float>(row).final_state;
+    const auto numbers = static_cast<std::size_t>(tokens * model.qkv_columns());
+    for (std::size_t i = 0; i < numbers; ++i) {
+      row.y[i] = std::numeric_limits<double>::quiet_NaN();
+    }
+    row.state.assign(row.state.size(), std::numeric_limits<double>::quiet_NaN());
+    EXPECT_TRUE(same_bits(states<float>(row).final_state, expected));
+    EXPECT_TRUE(same_bits(states<float>(row, false).final_state, expected));
   }
-  row.state.assign(row.state.size(), std::numeric_limits<double>::quiet_NaN());
-  EXPECT_TRUE(same_bits(states<float>(row).final_state, expected));
-  EXPECT_TRUE(same_bits(states<float>(row, false).final_state, expected));
 }
 
 TEST(GdnTransitions, AreTheProductOfTheTokens) {

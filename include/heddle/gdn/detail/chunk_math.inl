@@ -367,11 +367,11 @@ inline void tile_cotangents(std::int64_t rows, std::int64_t stride, const T* bet
       store_some<S>(d_kappa + at, S::fma(weight, decayed_a, load_some<S>(d_kappa + at, count)),
                     count);
       store_some<S>(d_sigma + at, S::add(decayed_p, load_some<S>(d_sigma + at, count)), count);
-      const auto strict_p = S::select(below, decayed_p, S::zero());
       const auto of_a = S::mul(decayed_a, k);
       const int v = static_cast<int>(j % 16) / S::lanes;
       of_beta.part[v] = S::add(of_beta.part[v], of_a);
-      const auto e = S::fma(weight, of_a, S::mul(strict_p, load_some<S>(sigma + at, count)));
+      // What falls onto the diagonal is never read: rows below are done, and row i reads j < i.
+      const auto e = S::fma(weight, of_a, S::mul(decayed_p, load_some<S>(sigma + at, count)));
       const auto sum = S::add(S::load(sums + j), e);
       S::store(sums + j, sum);
       of_g.part[v] = S::add(of_g.part[v], S::select(below, sum, S::zero()));
