@@ -10,6 +10,7 @@
 #include <oneapi/tbb/task_arena.h>
 
 #include "heddle-train/model.hpp"
+#include "heddle-train/model_head.hpp"
 #include "heddle/core/parallel.hpp"
 #include "heddle/core/scalar.hpp"
 

@@ -11,7 +11,6 @@
 #include "heddle-train/checkpoint.hpp"
 #include "heddle-train/dtype.hpp"
 #include "heddle-train/model.hpp"
-#include "heddle-train/model_head.hpp"
 #include "heddle-train/output_tensors.hpp"
 #include "heddle-train/parameters.hpp"
 #include "heddle-train/row_passes.hpp"

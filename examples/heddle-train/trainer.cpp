@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "heddle-train/model_head.hpp"
 #include "heddle-train/output_tensors.hpp"
 #include "heddle/core/error.hpp"
 #include "heddle/core/parallel.hpp"

@@ -14,6 +14,7 @@
 
 #include "examples/heddle_train_cases.hpp"
 #include "heddle-train/row_passes.hpp"
+#include "heddle/loss/token_loss.hpp"
 #include "support/compare.hpp"
 #include "support/random.hpp"
 #include "support/rollout_file.hpp"
@@ -92,6 +93,59 @@ TEST(HeddleTrainRowPasses, FoldsRowsInOrderWhateverTheThreads) {
   }
   EXPECT_TRUE(test::same_bits(gradients[1], gradients[0]));
   EXPECT_TRUE(test::same_bits(gradients[2], gradients[0]));
+}
+
+// The loss inside the head: the gradient of forward, loss and backward to the bit, though the head's
+// logits are computed once.
+TEST(HeddleTrainRowPasses, ALossInsideTheHeadHasTheBitsOfOneBesideIt) {
+  const ParameterLayout layout(tiny_dims());
+  const std::vector<float> parameters = random_parameters<float>(layout, 45);
+  const Model<float> model(layout, parameters, moe::RouterTraining::trained);
+  const StepRows<float> step = some_rows<float>();
+  std::vector<RowInputs> rows;
+  for (std::int64_t row = 0; row < step.rows; ++row) {
+    rows.push_back(step.inputs(row));
+  }
+  // Each token weighs something else, the last row nothing.
+  std::vector<double> weights(static_cast<std::size_t>(step.tokens));
+  for (std::size_t t = 0; t < weights.size(); ++t) {
+    weights[t] = 0.25 + 0.01 * static_cast<double>(t);
+  }
+  const std::vector<double> nothing(weights.size());
+  const auto weights_of = [&](std::int64_t row) {
+    return std::span<const double>(row + 1 == step.rows ? nothing : weights);
+  };
+  std::vector<float> beside(parameters.size());
+  std::vector<double> losses_beside;
+  RowSlots<float> slots;
+  pass_rows(
+      model, std::span<const RowInputs>(rows), slots, std::span<float>(beside),
+      [&](std::int64_t row, const RowActivations<float>&, std::span<float> d_logps) {
+        for (std::size_t t = 0; t < d_logps.size(); ++t) {
+          d_logps[t] = static_cast<float>(-weights_of(row)[t]);
+        }
+        return row + 1 != step.rows;
+      },
+      [&](std::int64_t row, const RowActivations<float>& kept) {
+        double loss = 0;
+        for (std::size_t t = 0; t < kept.logps.size(); ++t) {
+          loss +=
+              kept.scored[t] != 0 ? -weights_of(row)[t] * static_cast<double>(kept.logps[t]) : 0;
+        }
+        losses_beside.push_back(loss);
+      });
+  std::vector<float> inside(parameters.size());
+  std::vector<double> losses_inside;
+  pass_rows_with_loss(
+      model, std::span<const RowInputs>(rows), slots, std::span<float>(inside),
+      [&](std::int64_t row) { return loss::NllTokenLoss<float>(weights_of(row)); },
+      [&](std::int64_t, const RowActivations<float>&, double loss) {
+        losses_inside.push_back(loss);
+      });
+  EXPECT_TRUE(test::same_bits(inside, beside));
+  EXPECT_TRUE(test::same_bits(losses_inside, losses_beside));
+  EXPECT_NE(losses_inside.front(), 0.0);
+  EXPECT_EQ(losses_inside.back(), 0.0);
 }
 
 TEST(HeddleTrainRowPasses, ARowThatFailsEndsThePass) {
