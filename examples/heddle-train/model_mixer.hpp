@@ -6,7 +6,7 @@
 #include "heddle-train/model.hpp"
 #include "heddle-train/norm.hpp"
 #include "heddle-train/tokens.hpp"
-#include "heddle/gdn/reference.hpp"
+#include "heddle/gdn/layer.hpp"
 
 namespace heddle::train {
 
@@ -69,11 +69,13 @@ void Model<S>::mixer_forward(std::int64_t layer, const RowInputs& row,
   project(runs, kept.mixer_in, weights.in_proj_b, kept.b);
 
   kept.recurrence_out.resize(tokens, dims.value_columns());
-  gdn::reference::forward(
+  gdn::LayerScratch scratch;
+  gdn::forward(
       detail::mixer_dims(dims, tokens), detail::mixer_inputs<S>(weights, wide, row, kept),
-      gdn::Options{},
+      gdn::Options{}, gdn::LayerOptions{},
       gdn::Outputs<A, S>{
-          .o = view(kept.recurrence_out), .final_recurrent_state = {}, .final_conv_state = {}});
+          .o = view(kept.recurrence_out), .final_recurrent_state = {}, .final_conv_state = {}},
+      gdn::ChunkResiduals<A>{}, scratch);
 
   kept.gated.resize(tokens, dims.value_columns());
   kept.gate_inverse_root.resize(tokens, dims.value_heads);
@@ -117,22 +119,23 @@ void Model<S>::mixer_backward(std::int64_t layer, const RowInputs& row,
   Matrix<A> d_qkv(tokens, dims.qkv_columns());
   Matrix<A> d_a(tokens, dims.value_heads);
   Matrix<A> d_b(tokens, dims.value_heads);
-  gdn::reference::backward(
-      detail::mixer_dims(dims, tokens), detail::mixer_inputs<S>(weights, wide, row, kept),
-      gdn::Options{},
-      gdn::OutputCotangents<S, A>{.d_o = constant_view(d_recurrence_out),
-                                  .d_final_recurrent_state = {},
-                                  .d_final_conv_state = {}},
-      gdn::Cotangents<A>{
-          .d_qkv = view(d_qkv),
-          .d_conv_weight = {.values = gradient.conv_weight, .write = Write::accumulate},
-          .d_conv_bias = {},
-          .d_a = view(d_a),
-          .d_b = view(d_b),
-          .d_A_log = {.values = gradient.a_log, .write = Write::accumulate},
-          .d_dt_bias = {.values = gradient.dt_bias, .write = Write::accumulate},
-          .d_conv_state = {},
-          .d_recurrent_state = {}});
+  gdn::LayerScratch scratch;
+  gdn::backward(detail::mixer_dims(dims, tokens), detail::mixer_inputs<S>(weights, wide, row, kept),
+                gdn::Options{}, gdn::LayerOptions{}, gdn::ChunkResiduals<const A>{},
+                gdn::OutputCotangents<S, A>{.d_o = constant_view(d_recurrence_out),
+                                            .d_final_recurrent_state = {},
+                                            .d_final_conv_state = {}},
+                gdn::Cotangents<A>{
+                    .d_qkv = view(d_qkv),
+                    .d_conv_weight = {.values = gradient.conv_weight, .write = Write::accumulate},
+                    .d_conv_bias = {},
+                    .d_a = view(d_a),
+                    .d_b = view(d_b),
+                    .d_A_log = {.values = gradient.a_log, .write = Write::accumulate},
+                    .d_dt_bias = {.values = gradient.dt_bias, .write = Write::accumulate},
+                    .d_conv_state = {},
+                    .d_recurrent_state = {}},
+                scratch);
 
   Matrix<A> d_mixer_in(tokens, dims.hidden);
   project_backward(runs, kept.mixer_in, weights.in_proj_qkv, d_qkv, Write::overwrite, d_mixer_in,
