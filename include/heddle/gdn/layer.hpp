@@ -24,8 +24,8 @@
 #include "heddle/gdn/states.hpp"
 #include "heddle/gdn/workspaces.hpp"
 
-/// The Gated Delta Net layer, from qkv before the convolution to the heads' outputs and back, with the
-/// recurrence a chunk at a time: what reference.hpp computes token by token.
+/// The Gated Delta Net layer, from qkv before the convolution to the heads' outputs and back: what
+/// reference.hpp defines, with the recurrence a chunk at a time or, forward, token by token.
 namespace heddle::gdn {
 
 /// The layer over a row of packed documents.
@@ -43,8 +43,9 @@ namespace heddle::gdn {
 /// specials  tokens = 0 or padding alone: o = 0, states pass through. Padding is never read: NaN there
 ///           is legal. Chunking::aligned: NaN in one document reaches no other; Chunking::grid: it may
 ///           reach those of the same chunk
-/// order     the same bits for any number of threads, any slices and kept residuals. Chunking::aligned:
-///           a document's bits do not depend on what surrounds it
+/// order     of each Recurrence: the same bits for any number of threads and slices, of the chunked one
+///           for any kept residuals; which one Recurrence::automatic takes does not depend on what
+///           surrounds a document (takes_tokens). Chunking::aligned: nor do a document's bits
 /// accuracy  float within 5e-6 of double relative to the largest value (layer_test.cpp)
 /// memory    layer_forward_workspace_bytes (layer_cost.hpp); nothing of the size of qkv
 /// cost      layer_forward_cost
