@@ -77,6 +77,10 @@ TEST(HeadScoringOptions, UnknownValuesAreRefused) {
   EXPECT_EQ(refusal(ScoringOptions{.vocab_tile = 0}), "call: options.vocab_tile = 0: must be >= 1");
   EXPECT_EQ(refusal(ScoringOptions{.vocab_shards = 0}),
             "call: options.vocab_shards = 0: must be >= 1");
+  EXPECT_EQ(refusal(ScoringOptions{.chunk = 0}), "call: options.chunk = 0: must be >= 1");
+  EXPECT_EQ(refusal(ScoringOptions{.scratch_bytes = -1}),
+            "call: options.scratch_bytes = -1: must be >= 0");
+  EXPECT_EQ(refusal(ScoringOptions{.scratch_bytes = 0}), "nothing was thrown");
 }
 
 }  // namespace
