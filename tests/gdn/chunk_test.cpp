@@ -2,6 +2,7 @@
 // that keeps the state; the output read before the chunk's own tokens; glast missing.
 #include "heddle/gdn/chunk.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -114,6 +115,29 @@ TEST(GdnChunk, AgreesWithTheDefinitionAcrossDocumentsAndPadding) {
 TEST(GdnChunk, AgreesWithTheDefinitionWhereTheStateGoesThrough) {
   agrees_with_the_definition(ChunkCase(std::vector<std::int32_t>(16, 7)), true);
   agrees_with_the_definition(ChunkCase({7}), true);
+}
+
+TEST(GdnChunk, AStateThatNoRowContinuesIsNotRead) {
+  ChunkCase c({2, 2, 0, 2});
+  std::fill(c.state.begin(), c.state.end(), poison<double>());
+  const RecurrenceRow<double> row = c.row();
+  const ArrayPort<double, double> port(c.dims, c.segments, c.all());
+  Workspace workspace;
+  Chunk<double> chunk(c.extents(), workspace);
+  auto cursor = port.begin(c.slice(), c.dims.tokens, workspace);
+  chunk.open(row, cursor, c.range(), detail::Wanted::output);
+  ChunkState<double> state{c.state_of(c.state, 0), false};
+  chunk.gate(row, 0);
+  chunk.triangles({}, true);
+  chunk.residuals(state, 0, true);
+  chunk.deltas();
+  for (const double value : values_of(chunk.output())) {
+    EXPECT_TRUE(std::isfinite(value));
+  }
+  chunk.advance(state);
+  for (const double value : values_of(state.values)) {
+    EXPECT_TRUE(std::isfinite(value));
+  }
 }
 
 TEST(GdnChunk, AStateIsLoadedAndStoredAndKnownToBeZero) {
