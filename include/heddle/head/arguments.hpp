@@ -151,13 +151,23 @@ struct Cotangents {
 
 namespace detail {
 
+/// What a call holds of the weight, and the names of both extents in a message.
+struct WeightExtents {
+  std::int64_t hidden = 0;
+  std::int64_t vocab = 0;
+  std::string_view hidden_name = "dims.hidden";
+  std::string_view vocab_name = "dims.vocab";
+};
+
 template <class T>
 void require_weight_shape(std::string_view where, std::string_view argument, MatrixView<T> view,
-                          WeightLayout layout, const Dims& dims) {
+                          WeightLayout layout, const WeightExtents& held) {
   if (layout == WeightLayout::dv) {
-    require_shape(where, argument, view, "dims.hidden", dims.hidden, "dims.vocab", dims.vocab);
+    require_shape(where, argument, view, held.hidden_name, held.hidden, held.vocab_name,
+                  held.vocab);
   } else {
-    require_shape(where, argument, view, "dims.vocab", dims.vocab, "dims.hidden", dims.hidden);
+    require_shape(where, argument, view, held.vocab_name, held.vocab, held.hidden_name,
+                  held.hidden);
   }
 }
 
@@ -180,13 +190,13 @@ template <Accumulator A>
 /// cannot.
 template <Storage S, Storage W>
 void require_valid(std::string_view where, const Dims& dims, const Inputs<S, W>& inputs,
-                   const ScoringOptions& options) {
+                   const ScoringOptions& options, const WeightExtents& held) {
   dims.validate(where);
   require_shape(where, "inputs.hidden", inputs.hidden, "dims.tokens", dims.tokens, "dims.hidden",
                 dims.hidden);
   require(inputs.layout == WeightLayout::dv || inputs.layout == WeightLayout::vd, where,
           "inputs.layout", inputs.layout, "must be dv or vd");
-  require_weight_shape(where, "inputs.weight", inputs.weight, inputs.layout, dims);
+  require_weight_shape(where, "inputs.weight", inputs.weight, inputs.layout, held);
   require_length(where, "inputs.target_ids", inputs.target_ids, "dims.tokens", dims.tokens);
   require_length_if_given(where, "inputs.active", inputs.active, "dims.tokens", dims.tokens);
   options.validate(where);
@@ -199,6 +209,12 @@ void require_valid(std::string_view where, const Dims& dims, const Inputs<S, W>&
       }
     }
   }
+}
+
+template <Storage S, Storage W>
+void require_valid(std::string_view where, const Dims& dims, const Inputs<S, W>& inputs,
+                   const ScoringOptions& options) {
+  require_valid(where, dims, inputs, options, {dims.hidden, dims.vocab});
 }
 
 template <Accumulator A>
@@ -231,18 +247,24 @@ void require_valid(std::string_view where, const Dims& dims, const ScoringOption
 
 template <Accumulator A>
 void require_valid(std::string_view where, const Dims& dims, WeightLayout layout,
-                   const Cotangents<A>& cotangents) {
+                   const Cotangents<A>& cotangents, const WeightExtents& held) {
   if (!cotangents.d_hidden.is_null()) {
     require_shape(where, "cotangents.d_hidden", cotangents.d_hidden, "dims.tokens", dims.tokens,
                   "dims.hidden", dims.hidden);
   }
   if (cotangents.d_weight.wanted()) {
-    require_weight_shape(where, "cotangents.d_weight", cotangents.d_weight.values, layout, dims);
+    require_weight_shape(where, "cotangents.d_weight", cotangents.d_weight.values, layout, held);
     require(cotangents.d_weight.write == Write::overwrite ||
                 cotangents.d_weight.write == Write::accumulate,
             where, "cotangents.d_weight.write", cotangents.d_weight.write,
             "must be overwrite or accumulate");
   }
+}
+
+template <Accumulator A>
+void require_valid(std::string_view where, const Dims& dims, WeightLayout layout,
+                   const Cotangents<A>& cotangents) {
+  require_valid(where, dims, layout, cotangents, {dims.hidden, dims.vocab});
 }
 
 }  // namespace detail

@@ -100,6 +100,36 @@ void forward(const Dims& dims, const Inputs<S, W>& inputs, const ScoringOptions&
   pass.run(divisor, outputs);
 }
 
+namespace detail {
+
+/// backward, on arguments that were checked: every row's share of d_hidden assigned, or added to what is
+/// there.
+template <Storage S, Storage W, Accumulator A>
+void run_backward(const Dims& dims, const Inputs<S, W>& inputs, const ScoringOptions& options,
+                  const Residuals<A>& residuals, const OutputCotangents<A>& output_cotangents,
+                  const Cotangents<A>& cotangents, Write d_hidden_write, Workspace& workspace) {
+  const A divisor = temperature_divisor<A>("head::backward", options);
+  with_cotangent_storage<A>(options.logits_dtype, [&]<class D>(D) {
+    const Workspace::Frame frame(workspace);
+    BackwardPass<S, W, A, D> pass(workspace, dims, inputs, options, cotangents, arena_threads());
+    pass.run(divisor, residuals, output_cotangents, cotangents.d_hidden, d_hidden_write);
+  });
+}
+
+template <Storage S, Storage W, Accumulator A>
+void require_valid_backward(std::string_view where, const Dims& dims, const Inputs<S, W>& inputs,
+                            const ScoringOptions& options, const Residuals<A>& residuals,
+                            const OutputCotangents<A>& output_cotangents,
+                            const Cotangents<A>& cotangents, const WeightExtents& held) {
+  require_valid(where, dims, inputs, options, held);
+  static_cast<void>(temperature_divisor<A>(where, options));
+  require_valid(where, dims, options, residuals, output_cotangents);
+  require_valid(where, dims, inputs.layout, cotangents, held);
+  require_row_ids(where, dims);
+}
+
+}  // namespace detail
+
 template <Storage S, Storage W, Accumulator A>
 void backward(const Dims& dims, const Inputs<S, W>& inputs, const ScoringOptions& options,
               const Residuals<A>& residuals, const OutputCotangents<A>& output_cotangents,
@@ -107,18 +137,11 @@ void backward(const Dims& dims, const Inputs<S, W>& inputs, const ScoringOptions
   static_assert(
       detail::accumulates_in<S, W, A>,
       "heddle::head::backward: cotangents must be in the accumulator of hidden and weight");
-  constexpr const char* where = "head::backward";
-  detail::require_valid(where, dims, inputs, options);
-  const A divisor = detail::temperature_divisor<A>(where, options);
-  detail::require_valid(where, dims, options, residuals, output_cotangents);
-  detail::require_valid(where, dims, inputs.layout, cotangents);
-  detail::require_row_ids(where, dims);
-  detail::with_cotangent_storage<A>(options.logits_dtype, [&]<class D>(D) {
-    const Workspace::Frame frame(workspace);
-    detail::BackwardPass<S, W, A, D> pass(workspace, dims, inputs, options, cotangents,
-                                          detail::arena_threads());
-    pass.run(divisor, residuals, output_cotangents, cotangents.d_hidden);
-  });
+  detail::require_valid_backward("head::backward", dims, inputs, options, residuals,
+                                 output_cotangents, cotangents,
+                                 detail::WeightExtents{dims.hidden, dims.vocab});
+  detail::run_backward(dims, inputs, options, residuals, output_cotangents, cotangents,
+                       Write::overwrite, workspace);
 }
 
 /// Bytes of workspace that forward takes of hidden states stored as S and a weight stored as W, in an

@@ -73,11 +73,11 @@ template <Storage S, Storage W, Storage D>
 }
 
 /// The loss between a forward and a backward call, and what they hand to each other.
-template <Storage S, Storage W, Accumulator A, class Loss>
-void forward_then_backward(const Dims& dims, const Inputs<S, W>& inputs,
-                           const ScoringOptions& options, const Loss& loss,
-                           const LossOutputs<A>& outputs, const Cotangents<A>& cotangents,
-                           Workspace& workspace) {
+///   score(outputs); differentiate(residuals, output_cotangents)
+template <Storage S, Storage W, Accumulator A, class Loss, class Forward, class Backward>
+void forward_then_backward(const Dims& dims, const Inputs<S, W>& inputs, const Loss& loss,
+                           const LossOutputs<A>& outputs, Workspace& workspace,
+                           const Forward& score, const Backward& differentiate) {
   const auto given_or_own = [&](std::span<A> given) {
     return given.empty() ? workspace.take<A>(dims.tokens) : given;
   };
@@ -88,7 +88,7 @@ void forward_then_backward(const Dims& dims, const Inputs<S, W>& inputs,
   scores.mean = given_or_own(scores.mean);
   const std::span<A> d_logps = workspace.take<A>(dims.tokens);
   const std::span<A> d_entropy = workspace.take<A>(dims.tokens);
-  forward(dims, inputs, options, scores, workspace);
+  score(scores);
   for (std::int64_t t = 0; t < dims.tokens; ++t) {
     const auto at = static_cast<std::size_t>(t);
     double value = 0;
@@ -104,8 +104,8 @@ void forward_then_backward(const Dims& dims, const Inputs<S, W>& inputs,
       outputs.losses[at] = value;
     }
   }
-  backward(dims, inputs, options, Residuals<A>{scores.max, scores.exp_sum, scores.mean},
-           OutputCotangents<A>{d_logps, d_entropy}, cotangents, workspace);
+  differentiate(Residuals<A>{scores.max, scores.exp_sum, scores.mean},
+                OutputCotangents<A>{d_logps, d_entropy});
 }
 
 }  // namespace detail
@@ -169,7 +169,12 @@ void forward_backward(const Dims& dims, const Inputs<S, W>& inputs, const Scorin
   const std::int64_t rows = forward_backward_rows<S, W>(dims, inputs.layout, options);
   const Workspace::Frame frame(workspace);
   if (rows == 0) {
-    detail::forward_then_backward(dims, inputs, options, loss, outputs, cotangents, workspace);
+    detail::forward_then_backward(
+        dims, inputs, loss, outputs, workspace,
+        [&](const Outputs<A>& scores) { forward(dims, inputs, options, scores, workspace); },
+        [&](const Residuals<A>& residuals, const OutputCotangents<A>& d_outputs) {
+          backward(dims, inputs, options, residuals, d_outputs, cotangents, workspace);
+        });
     return;
   }
   detail::with_cotangent_storage<A>(options.logits_dtype, [&]<class D>(D) {

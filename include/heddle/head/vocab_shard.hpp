@@ -107,6 +107,8 @@ void finish_scores(const Dims& dims, std::span<const std::uint8_t> active,
 /// backward of a rank's columns: d_weight is the rank's own, d_hidden a share to be added over ranks in
 /// rank order. Only the owner of a target adds its one-hot; every rank has the softmax part.
 ///
+/// writes    d_hidden as `d_hidden_write` says: handed on from rank to rank and added to, where ranks end
+///           on blocks of 512 columns, it has the bits of one device
 /// shapes    as backward, dims.vocab the rank's columns; residuals of all ranks' columns
 /// memory    backward_workspace_bytes(dims, layout, options) and an int32 a token
 /// throws    Error as backward, and for the shard; options.mode must be fused
@@ -115,7 +117,7 @@ template <Storage S, Storage W, Accumulator A>
 void shard_backward(const Dims& dims, const Inputs<S, W>& inputs, const VocabShard& shard,
                     const ScoringOptions& options, const Residuals<A>& residuals,
                     const OutputCotangents<A>& output_cotangents, const Cotangents<A>& cotangents,
-                    Workspace& workspace) {
+                    Workspace& workspace, Write d_hidden_write = Write::overwrite) {
   constexpr const char* where = "head::shard_backward";
   detail::require_valid(where, dims, inputs, shard, options);
   const Workspace::Frame frame(workspace);
@@ -131,7 +133,10 @@ void shard_backward(const Dims& dims, const Inputs<S, W>& inputs, const VocabSha
   own.target_ids = own_ids;
   ScoringOptions wrapping = options;
   wrapping.id_policy = IdPolicy::wrap;
-  backward(dims, own, wrapping, residuals, output_cotangents, cotangents, workspace);
+  detail::require_valid_backward(where, dims, own, wrapping, residuals, output_cotangents,
+                                 cotangents, detail::WeightExtents{dims.hidden, dims.vocab});
+  detail::run_backward(dims, own, wrapping, residuals, output_cotangents, cotangents,
+                       d_hidden_write, workspace);
 }
 
 }  // namespace heddle::head

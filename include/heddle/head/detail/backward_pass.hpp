@@ -65,12 +65,16 @@ class BackwardPass {
   }
 
   void run(A divisor, const Residuals<A>& residuals, const OutputCotangents<A>& given,
-           MatrixView<A> d_hidden) {
+           MatrixView<A> d_hidden, Write d_hidden_write = Write::overwrite) {
     const auto draws = [&](std::int64_t token) {
       const auto t = static_cast<std::size_t>(token);
       return inputs_.is_active(token) &&
              (given.d_logps[t] != A(0) || (!given.d_entropy.empty() && given.d_entropy[t] != A(0)));
     };
+    if (d_hidden_write == Write::accumulate) {
+      gradient_.add_to_d_hidden();
+      d_hidden = {};  // rows that draw nothing stay as they are
+    }
     for (std::int64_t t = 0; t < dims_.tokens && !d_hidden.is_null(); ++t) {
       if (!draws(t)) {
         std::ranges::fill(d_hidden.row(t), A(0));

@@ -86,6 +86,9 @@ class GradientPass {
     }
   }
 
+  /// d_hidden holds the share of the columns before these, and goes on from it.
+  void add_to_d_hidden() { adds_to_d_hidden_ = true; }
+
   /// Scratch of one task.
   [[nodiscard]] static std::size_t piece_bytes(const Dims& dims, std::int64_t most_rows) {
     return std::max({product_bytes<D, W>(block_rows<W>, dims.hidden, product_columns),
@@ -121,7 +124,9 @@ class GradientPass {
           weight_.load(flipped(columns_of_weight(inputs_, columns)), shares_rows<W>(rows, tasks),
                        tasks);
         }
-        const Write write = columns.first == held.first ? Write::overwrite : Write::accumulate;
+        const bool goes_on = adds_to_d_hidden_ && shards_ == 1;
+        const Write write =
+            columns.first == held.first && !goes_on ? Write::overwrite : Write::accumulate;
         tasks.run(rows, block_rows<W>, row_multiple,
                   [&](std::int64_t first, std::int64_t last, std::span<std::byte> scratch) {
                     const Factor<D> d_logits = make_rows(columns, first, last, scratch);
@@ -139,7 +144,8 @@ class GradientPass {
                   [&](std::int64_t first, std::int64_t last, std::span<std::byte>) {
                     const MatrixView<const A> from = share.row_block(first, last - first);
                     const MatrixView<A> to = d_hidden.row_block(first, last - first);
-                    held.first == 0 ? copy_rows(from, to) : add_rows(from, to);
+                    held.first == 0 && !adds_to_d_hidden_ ? copy_rows(from, to)
+                                                          : add_rows(from, to);
                   });
       }
     });
@@ -215,6 +221,7 @@ class GradientPass {
   const Cotangents<A>& cotangents_;
   std::int64_t shards_;
   Write d_weight_write_;
+  bool adds_to_d_hidden_ = false;
   RightTile<W> weight_;     // [columns, hidden]
   PackedTile<D> d_logits_;  // [rows, columns]
   PackedTile<S> hidden_;    // [rows, hidden], WeightLayout::vd
