@@ -22,6 +22,7 @@
 #include "heddle/gdn/chunk_plan.hpp"
 #include "heddle/gdn/chunked.hpp"
 #include "heddle/gdn/chunked_cost.hpp"
+#include "heddle/gdn/context_cost.hpp"
 #include "heddle/gdn/context_options.hpp"
 #include "heddle/gdn/context_parallel.hpp"
 #include "heddle/gdn/context_pieces.hpp"

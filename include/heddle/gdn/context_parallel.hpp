@@ -83,14 +83,11 @@ void context_forward(Device& device, const Dims& dims, const ContextRow& row,
                                            workspace);
 
   // Pass 1. An inverse that it has kept is not computed again.
-  const auto has_map = [&](std::int64_t p) {
-    return p + 1 < pieces.count() && pieces.needs_state(p + 1) && !pieces.empty(p);
-  };
   for (std::int64_t place = 0; place < pieces.per_rank(); ++place) {
     const auto& piece = own[place];
     piece.compute_gates(workspace);
     const MatrixView<A> after = detail::state_rows_of(leaving, dims, place);
-    if (has_map(piece.index())) {
+    if (pieces.maps_state(piece.index())) {
       piece.states(piece.inputs().recurrent_state, after, own.t_inv(place), threads);
       if (pieces.needs_transition(piece.index())) {
         piece.transition(own.t_inv(place), detail::state_rows_of(kept.transitions, dims, place),
@@ -106,7 +103,7 @@ void context_forward(Device& device, const Dims& dims, const ContextRow& row,
   const auto pass_2 = [&](std::int64_t place) {
     const auto& piece = own[place];
     const std::int64_t p = piece.index();
-    const bool known = has_map(p);
+    const bool known = pieces.maps_state(p);
     const bool last = p + 1 == pieces.count();
     detail::forward_row<A>(
         piece.row().recurrence, piece.source(),
@@ -194,7 +191,7 @@ void context_backward(Device& device, const Dims& dims, const ContextRow& row,
     piece.compute_gates(workspace);
     const MatrixView<A> before = detail::state_rows_of(leaving, dims, place);
     const ConstMatrixView<A> d_final = last ? given.d_final_recurrent_state : ConstMatrixView<A>();
-    if (p > 0 && pieces.needs_state(p) && !pieces.empty(p)) {
+    if (pieces.maps_cotangent(p)) {
       piece.state_cotangent(own.t_inv(place), rows_of(given.d_o, place), d_final, before, threads);
     } else if (last && pieces.empty(p)) {
       detail::copy_state(d_final, before);

@@ -126,6 +126,13 @@ class ContextPieces {
   }
   /// Whether anything reads the rows of qkv before a piece; never before the first.
   [[nodiscard]] bool needs_window(std::int64_t piece) const { return piece_at(piece).window; }
+  /// Whether anything asks for what the tokens of a piece make of a state, and of its cotangent.
+  [[nodiscard]] bool maps_state(std::int64_t piece) const {
+    return piece + 1 < count() && needs_state(piece + 1) && !empty(piece);
+  }
+  [[nodiscard]] bool maps_cotangent(std::int64_t piece) const {
+    return piece > 0 && needs_state(piece) && !empty(piece);
+  }
   /// Whether the transition of a piece is multiplied by a state: not that of the first piece, which knows
   /// its state, nor, for a cotangent, that of the last one.
   [[nodiscard]] bool needs_transition(std::int64_t piece) const {

@@ -72,6 +72,11 @@ void cotangent_slice(const RecurrenceRow<A>& row, const Source& source, const He
   }
 }
 
+[[nodiscard]] inline Dims dims_of_piece(Dims dims, const ContextPieces& pieces) {
+  dims.tokens = pieces.length();
+  return dims;
+}
+
 /// One piece of a row with what both of its passes need: the inputs' rows, the positions before them,
 /// gates and chunks.
 template <Storage S, Storage P, Accumulator A>
@@ -85,20 +90,16 @@ class ContextPiece {
         options_(with_initial_segment(options, pieces.initial_segment(piece))),
         halo_valid_(workspace.take<std::uint8_t>(piece == 0 ? 0 : dims.window_rows())),
         inputs_(rows_of(pieces, piece, inputs, window)),
-        row_(piece_dims(dims, pieces), inputs_, options_, chunk_options, workspace) {
+        row_(dims_of_piece(dims, pieces), inputs_, options_, chunk_options, workspace) {
     pieces.fill_halo_valid(piece, halo_valid_);
   }
   ContextPiece(const ContextPiece&) = delete;
   ContextPiece& operator=(const ContextPiece&) = delete;
   ~ContextPiece() = default;
 
-  [[nodiscard]] static Dims piece_dims(Dims dims, const ContextPieces& pieces) {
-    dims.tokens = pieces.length();
-    return dims;
-  }
   [[nodiscard]] static std::size_t workspace_bytes(const Dims& dims, const ContextPieces& pieces) {
     return Workspace::bytes_for<std::uint8_t>(dims.window_rows()) +
-           LayerRow<A>::workspace_bytes(piece_dims(dims, pieces));
+           LayerRow<A>::workspace_bytes(dims_of_piece(dims, pieces));
   }
 
   [[nodiscard]] std::int64_t index() const { return index_; }

@@ -62,6 +62,20 @@ class Route {
   Travel travel_;
 };
 
+/// Elements of a piece's map: its state, and its transition.
+[[nodiscard]] constexpr std::int64_t map_elements(const Dims& dims) {
+  return dims.state_rows() * (dims.value_dim + dims.key_dim);
+}
+
+/// Scratch of StateScan::run.
+template <Accumulator A>
+[[nodiscard]] std::size_t state_scan_bytes(const Dims& dims, const ContextPieces& pieces,
+                                           StateExchange exchange) {
+  const bool gathers = exchange == StateExchange::gather && pieces.state_crosses();
+  return 2 * Workspace::bytes_for<A>(dims.state_rows() * dims.value_dim) +
+         (gathers ? Workspace::bytes_for<A>(pieces.count() * map_elements(dims)) : 0);
+}
+
 /// The exclusive scan over the pieces of a row: out = M in + B forward, M^T in + D backward, where a
 /// piece's first piece of the route makes its out without in.
 ///
@@ -98,19 +112,6 @@ class StateScan {
   /// The i-th of this rank's places that the route comes to.
   [[nodiscard]] std::int64_t place(std::int64_t i) const { return route_.place(i); }
 
-  [[nodiscard]] static std::size_t workspace_bytes(const Dims& dims, std::int64_t ranks,
-                                                   std::int64_t per_rank, StateExchange exchange) {
-    const std::int64_t state = dims.state_rows() * dims.value_dim;
-    const bool gathers = exchange == StateExchange::gather && ranks > 1;
-    return 2 * Workspace::bytes_for<A>(state) +
-           (gathers ? Workspace::bytes_for<A>(ranks * per_rank * pair_elements(dims)) : 0);
-  }
-
-  /// Elements of a piece's map: its state, and its transition.
-  [[nodiscard]] static std::int64_t pair_elements(const Dims& dims) {
-    return dims.state_rows() * (dims.value_dim + dims.key_dim);
-  }
-
  private:
   /// Border after border, each message once what it carries is known. All ranks take part in all of them,
   /// and wait for each: that is how collectives are. What a piece computes besides comes later, so that
@@ -145,7 +146,7 @@ class StateScan {
 
   /// Every rank gets every piece's map, and follows the route as far as it is concerned.
   void gather() {
-    const std::int64_t each = pair_elements(dims_);
+    const std::int64_t each = map_elements(dims_);
     const std::int64_t own = rank_ * pieces_.per_rank() * each;
     std::span<A> pairs;
     if (pieces_.state_crosses()) {
