@@ -79,6 +79,7 @@ const std::vector<Row> rows{
      {4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4,
       4, 0, 4, 4, 0, 4, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0}},
     {"padding first", row({-13, 20, 15})},
+    {"a document that ends just behind a border", row({11, 2, -35})},
     {"padding alone", Ids(48, 0)},
 };
 
@@ -154,9 +155,13 @@ TEST(GdnContextParallel, AgreesWithTheUnsplitReferenceForAnyCut) {
       const auto gradients = reference_backward(p);
       const auto single = stored_as<float>(p);
       for (const Cut& cut : every_cut()) {
+        const bool chained = cut.options.exchange == StateExchange::chain;
+        if (!remembers && !chained) {
+          continue;  // all that a gather may get wrong shows where states last
+        }
         const std::string name = std::string(each.name) + ", " + describe(cut);
         expect_close(run_context(p, cut), forward, gradients, 1e-12, name);
-        if (remembers) {
+        if (remembers && chained) {
           expect_close(run_context(single, cut), forward, gradients, 1e-5, name + " f32");
         }
       }
