@@ -63,6 +63,7 @@ namespace detail {
 enum class Wanted {
   output,      ///< all three
   states,      ///< no q
+  cotangent,   ///< no v
   transition,  ///< neither q nor v
 };
 
@@ -151,8 +152,10 @@ class Chunk {
     wanted_ = wanted;
     const std::int64_t n = range.count;
     const MatrixView<A> k = this->k();
-    const MatrixView<A> q = wanted == Wanted::output ? this->q() : MatrixView<A>();
-    const MatrixView<A> v = wanted == Wanted::transition ? MatrixView<A>() : v_.row_block(0, n);
+    const bool queries = wanted == Wanted::output || wanted == Wanted::cotangent;
+    const bool values = wanted == Wanted::output || wanted == Wanted::states;
+    const MatrixView<A> q = queries ? this->q() : MatrixView<A>();
+    const MatrixView<A> v = values ? v_.row_block(0, n) : MatrixView<A>();
     const QkvTile<A> tile{.q = raw.q.is_null() ? q : raw.q.row_block(0, n),
                           .k = raw.k.is_null() ? k : raw.k.row_block(0, n),
                           .v = v};
@@ -163,7 +166,7 @@ class Chunk {
     const PanelView<A> k_transposed(panels_.data(), k.cols(), n);
     pack_panels(transposed(k), k_transposed);
     products_.to_lower(k, k_transposed, kappa());
-    if (wanted == Wanted::output) {
+    if (queries) {
       math.normalise_rows(row.norm, row.eps, query_scale(row.dims), tile.q.data(), tile.q.stride(),
                           n, q.cols(), q.data(), q.stride());
       products_.to_lower(q, k_transposed, sigma());

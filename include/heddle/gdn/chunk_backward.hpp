@@ -80,6 +80,23 @@ class ChunkBackward {
     deliver_gates(row, d_last, d_g, d_beta);
   }
 
+  /// A chunk of which only the cotangent of the state before it is wanted: its v is not read.
+  template <class Cursor>
+  void open_for_state(const RecurrenceRow<A>& row, Cursor& cursor, TokenRange range) {
+    forward_.open(row, cursor, range, Wanted::cotangent);
+  }
+
+  /// What value_head makes of d_state, without the rest: the same bits.
+  template <Storage G>
+  void state_alone(const RecurrenceRow<A>& row, std::int64_t head, ConstMatrixView<A> t_inv,
+                   ConstMatrixView<G> d_o, ChunkState<A>& d_state) {
+    forward_.gate(row, head);
+    forward_.triangles(t_inv, true);
+    load_d_o(row, d_o);
+    solve(d_state);
+    carry(d_state);
+  }
+
   /// The cotangents of the chunk's rows of q, k and v before the norm, exactly 0 at padding.
   [[nodiscard]] QkvTile<A> close(const RecurrenceRow<A>& row) {
     const MatrixView<A> d_q = rows(d_q_);
@@ -209,13 +226,24 @@ class ChunkBackward {
                                            state.values.data(), state.values.stride(), key_dim,
                                            d_n_.cols());
     }
+    carry(d_state);
+    return d_last;
+  }
+
+  /// dS = glast dS' + Q^T diag(gin) dO - K^T diag(beta gin) Z (B13); Z and dO are used up.
+  void carry(ChunkState<A>& d_state) {
+    const ChunkMath<A>& math = current_chunk_math<A>();
+    const ChunkGates<A>& gates = forward_.gates();
+    const std::int64_t n = forward_.range().count;
+    const MatrixView<A> both = z_and_d_o_.row_block(0, 2 * n);
     if (gates.entering == 0) {
       d_state.zero = true;
-      return d_last;
+      return;
     }
+    const bool keeps = !d_state.zero && gates.last != A(0);
     if (keeps) {
-      math.scale_block(gates.last, d_state.values.data(), d_state.values.stride(), key_dim,
-                       d_n_.cols());
+      math.scale_block(gates.last, d_state.values.data(), d_state.values.stride(),
+                       d_state.values.rows(), d_state.values.cols());
     }
     for (std::int64_t i = 0; i < n; ++i) {
       const auto at = static_cast<std::size_t>(i);
@@ -225,11 +253,10 @@ class ChunkBackward {
                     z().data(), z().stride());
     math.scale_rows(d_o().data(), d_o().stride(), gates.in.data(), 0, gates.entering, n,
                     both.cols(), d_o().data(), d_o().stride());
-    products.run(transposed(ConstMatrixView<A>(forward_.k_and_q())),
-                 as_is(ConstMatrixView<A>(both)), d_state.values,
-                 keeps ? Write::accumulate : Write::overwrite);
+    forward_.products().run(transposed(ConstMatrixView<A>(forward_.k_and_q())),
+                            as_is(ConstMatrixView<A>(both)), d_state.values,
+                            keeps ? Write::accumulate : Write::overwrite);
     d_state.zero = false;
-    return d_last;
   }
 
   /// B12: each dg is a sum of what its decay stands between, nothing is subtracted from anything.

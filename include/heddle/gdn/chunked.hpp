@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include <oneapi/tbb/task_arena.h>
 
@@ -97,10 +98,11 @@ class Slices {
 /// forward_slice of every slice, in the caller's arena.
 template <Accumulator A, class Source, Storage O>
 void forward_row(const RecurrenceRow<A>& row, const Source& source, const StatesInOut<A>& states,
-                 MatrixView<O> o, const ChunkResiduals<A>& kept, Workspaces& workspaces) {
+                 MatrixView<O> o, const ChunkResiduals<A>& kept, Workspaces& workspaces,
+                 std::type_identity_t<ConstMatrixView<A>> t_inv = {}) {
   const Slices slices(row.dims, oneapi::tbb::this_task_arena::max_concurrency());
   workspaces.run(slices.count(), [&](std::int64_t task, Workspace& workspace) {
-    forward_slice(row, source, slices.at(task), states, o, kept, workspace);
+    forward_slice(row, source, slices.at(task), states, o, kept, workspace, t_inv);
   });
 }
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <type_traits>
 
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/view.hpp"
@@ -154,11 +155,12 @@ template <Accumulator A, class Source>
   return counter.bytes() + source.workspace_bytes(slice, longest);
 }
 
-/// The forward of one slice over the row; o null: states alone, equal in bits.
+/// The forward of one slice over the row; o null: states alone, equal in bits. t_inv: the row's inverses
+/// where an earlier pass has kept them, null: computed.
 template <Accumulator A, class Source, Storage O>
 void forward_slice(const RecurrenceRow<A>& row, const Source& source, const HeadSlice& slice,
                    const StatesInOut<A>& recurrent, MatrixView<O> o, const ChunkResiduals<A>& kept,
-                   Workspace& workspace) {
+                   Workspace& workspace, std::type_identity_t<ConstMatrixView<A>> t_inv = {}) {
   const Dims& dims = row.dims;
   const ChunkPlan& plan = row.plan;
   const Workspace::Frame frame(workspace);
@@ -194,8 +196,8 @@ void forward_slice(const RecurrenceRow<A>& row, const Source& source, const Head
       }
     }
     forward_chunk(row, chunk, cursor, slice, index, output ? Wanted::output : Wanted::states,
-                  {.t_inv_out = kept.t_inv, .advance = index >= first_needed}, states,
-                  [&](std::int64_t member, ConstMatrixView<A> values) {
+                  {.t_inv_in = t_inv, .t_inv_out = kept.t_inv, .advance = index >= first_needed},
+                  states, [&](std::int64_t member, ConstMatrixView<A> values) {
                     const MatrixView<O> to = columns_of(member);
                     for_runs(row.segments, range, [&](TokenRange run, bool valid) {
                       if (valid) {
