@@ -6,7 +6,8 @@
 
 #include "heddle/core/error.hpp"
 #include "heddle/core/view.hpp"
-#include "heddle/head/reference.hpp"
+#include "heddle/core/workspace.hpp"
+#include "heddle/head/chunked_head.hpp"
 
 int main() {
   const heddle::head::Dims dims{.tokens = 3, .hidden = 2, .vocab = 4};
@@ -25,11 +26,12 @@ int main() {
   std::array<float, 6> d_hidden{};
 
   try {
-    heddle::head::reference::forward<float, float, float>(
-        dims, inputs, {}, {.logps = logps, .max = max, .exp_sum = exp_sum});
-    heddle::head::reference::backward<float, float, float>(
+    heddle::Workspace workspace;  // scratch, kept from call to call
+    heddle::head::forward<float, float, float>(
+        dims, inputs, {}, {.logps = logps, .max = max, .exp_sum = exp_sum}, workspace);
+    heddle::head::backward<float, float, float>(
         dims, inputs, {}, {.max = max, .exp_sum = exp_sum}, {.d_logps = d_logps},
-        {.d_hidden = {d_hidden.data(), dims.tokens, dims.hidden}});
+        {.d_hidden = {d_hidden.data(), dims.tokens, dims.hidden}}, workspace);
   } catch (const heddle::Error& error) {
     std::fprintf(stderr, "minimal: %s\n", error.what());
     return 2;

@@ -13,6 +13,7 @@
 #include "heddle/core/parallel_product.hpp"
 #include "heddle/core/scalar.hpp"
 #include "heddle/core/simd.hpp"
+#include "heddle/core/streaming_copy.hpp"
 #include "heddle/core/view.hpp"
 #include "heddle/core/workspace.hpp"
 #include "heddle/gdn/arguments.hpp"

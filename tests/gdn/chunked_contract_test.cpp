@@ -8,7 +8,6 @@
 #include "gdn/row_case.hpp"
 #include "heddle/core/error.hpp"
 #include "heddle/gdn/chunked.hpp"
-#include "heddle/gdn/chunked_cost.hpp"
 #include "support/threads.hpp"
 #include "support/thrown_text.hpp"
 
@@ -77,29 +76,6 @@ TEST(GdnChunkedContract, NeedsNoMoreForALongerRowButCheckpoints) {
             static_cast<std::size_t>(2 * (32 - 8) * 4 * 128 * 128 * 4));
   // The working set of a task: below the 4 heads' states and rows three times over, far below a row.
   EXPECT_LT(chunked_workspace_bytes<float>(dims(65536), options), std::size_t{2} << 20);
-}
-
-TEST(GdnChunkedContract, CountsTheProductsOfTheMergedForm) {
-  const Dims dims{
-      .tokens = 16384, .key_heads = 16, .value_heads = 64, .key_dim = 128, .value_dim = 128};
-  const ChunkOptions options;
-  const auto giga = [](const Cost& cost) { return 1e-9 * static_cast<double>(cost.flops); };
-  EXPECT_NEAR((giga(chunked_cost<float, float, float>(dims, options))), 147.5, 0.1);
-  EXPECT_NEAR((giga(chunked_backward_cost<float, float, float>(dims, options))), 352.2, 0.1);
-  EXPECT_NEAR(giga(chunked_states_cost<float, float>(dims, options)), 91.6, 0.1);
-  EXPECT_NEAR(giga(transitions_cost<float, float>(dims, options)), 85.9, 0.1);
-  const Cost cost = chunked_cost<bfloat16, float, bfloat16>(dims, options);
-  EXPECT_EQ(cost.transcendentals, std::int64_t{64} * 256 * (64 * 65 / 2 + 128));
-  EXPECT_EQ(cost.bytes_read, std::int64_t{16384} * 12288 * 2 + 2 * 16384 * 64 * 4 +
-                                 std::int64_t{64} * 128 * 128 * 4);
-  EXPECT_EQ(cost.bytes_written, std::int64_t{16384} * 8192 * 2 + std::int64_t{64} * 128 * 128 * 4);
-  // A short last chunk costs what it is.
-  Dims longer = dims;
-  longer.tokens += 1;
-  const std::int64_t added = chunked_cost<float, float, float>(longer, options).flops -
-                             chunked_cost<float, float, float>(dims, options).flops;
-  EXPECT_EQ(added,
-            std::int64_t{64} * (3 * 2 * 128 * 128 + 2 * 2 * 128) + std::int64_t{16} * 2 * 2 * 128);
 }
 
 /// The text of the error of a call that `spoil` made wrong.
