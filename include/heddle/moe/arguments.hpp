@@ -86,6 +86,17 @@ struct InputCotangents {
 namespace detail {
 
 template <Storage S, Storage R>
+void require_no_shared_weights(std::string_view where, const Inputs<S, R>& in) {
+  const auto refuse = [&](std::string_view argument, ConstMatrixView<S> given) {
+    require(given.is_null(), where, argument, "a matrix",
+            "must be null when dims.shared_hidden is 0");
+  };
+  refuse("shared_wi", in.shared_wi);
+  refuse("shared_wo", in.shared_wo);
+  refuse("shared_gate", in.shared_gate);
+}
+
+template <Storage S, Storage R>
 void check_inputs(std::string_view where, const Dims& dims, const Inputs<S, R>& in) {
   static_assert(std::is_same_v<AccumulatorOf<S>, AccumulatorOf<R>>,
                 "heddle::moe: the router's weight must have the accumulator of hidden");
@@ -104,13 +115,7 @@ void check_inputs(std::string_view where, const Dims& dims, const Inputs<S, R>& 
                   "dims.hidden", dims.hidden);
     require_shape(where, "shared_gate", in.shared_gate, "dims.hidden", dims.hidden, "columns", 1);
   } else {
-    const auto refuse = [&](std::string_view argument, ConstMatrixView<S> given) {
-      require(given.is_null(), where, argument, "a matrix",
-              "must be null when dims.shared_hidden is 0");
-    };
-    refuse("shared_wi", in.shared_wi);
-    refuse("shared_wo", in.shared_wo);
-    refuse("shared_gate", in.shared_gate);
+    require_no_shared_weights(where, in);
   }
   if (!in.forced_ids.is_null()) {
     require_shape(where, "forced_ids", in.forced_ids, "dims.tokens", dims.tokens, "dims.top_k",
@@ -150,16 +155,21 @@ void check_cotangent(std::string_view where, const std::string& argument,
 }
 
 template <Accumulator A>
+void require_no_shared_cotangents(std::string_view where, const InputCotangents<A>& out) {
+  const auto refuse = [&](std::string_view argument, const WeightCotangent<A>& cotangent) {
+    require(!cotangent.wanted(), where, argument, "a matrix",
+            "must be null when dims.shared_hidden is 0");
+  };
+  refuse("d_shared_wi", out.d_shared_wi);
+  refuse("d_shared_wo", out.d_shared_wo);
+  refuse("d_shared_gate", out.d_shared_gate);
+}
+
+template <Accumulator A>
 void check_shared_cotangents(std::string_view where, const Dims& dims,
                              const InputCotangents<A>& out) {
   if (!dims.has_shared_expert()) {
-    const auto refuse = [&](std::string_view argument, const WeightCotangent<A>& cotangent) {
-      require(!cotangent.wanted(), where, argument, "a matrix",
-              "must be null when dims.shared_hidden is 0");
-    };
-    refuse("d_shared_wi", out.d_shared_wi);
-    refuse("d_shared_wo", out.d_shared_wo);
-    refuse("d_shared_gate", out.d_shared_gate);
+    require_no_shared_cotangents(where, out);
   }
   check_cotangent(where, "d_shared_wi", out.d_shared_wi, "dims.hidden", dims.hidden,
                   "2 * dims.shared_hidden", 2 * dims.shared_hidden);

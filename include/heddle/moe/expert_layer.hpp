@@ -283,15 +283,7 @@ void backward(const Dims& dims, const Inputs<S, R>& in, const OutputCotangents<S
                        .d_expert_weights = d_expert_weights},
                       options.router, d_logits);
     const detail::RoutedTokens tokens(dims, in.segment_ids, options.router, workspace);
-    if (!d.d_router_logits.is_null()) {
-      for (const auto& run : tokens.runs()) {
-        for (std::int64_t t = run.first; t < run.first + run.count; ++t) {
-          for (std::int64_t e = 0; e < dims.experts; ++e) {
-            d_logits(t, e) += d.d_router_logits(t, e);
-          }
-        }
-      }
-    }
+    detail::add_loss_cotangents<A>(tokens, d.d_router_logits, d_logits);
     detail::router_weight_backward<S, R>(tokens, in, d_logits, options.router_training,
                                          out.d_hidden, out.d_router_weight, workspace);
   }

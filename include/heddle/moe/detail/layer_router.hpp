@@ -126,6 +126,22 @@ void router_logits(const RoutedTokens& tokens, ConstMatrixView<S> hidden,
   });
 }
 
+/// d_logits += those of losses on the logits; null: there are none.
+template <Accumulator A>
+void add_loss_cotangents(const RoutedTokens& tokens, ConstMatrixView<A> d_router_logits,
+                         MatrixView<A> d_logits) {
+  if (d_router_logits.is_null()) {
+    return;
+  }
+  for (const auto& run : tokens.runs()) {
+    for (std::int64_t t = run.first; t < run.first + run.count; ++t) {
+      for (std::int64_t e = 0; e < d_logits.cols(); ++e) {
+        d_logits(t, e) += d_router_logits(t, e);
+      }
+    }
+  }
+}
+
 /// d_hidden += d_logits * router_weight^T, d_router_weight = hidden^T d_logits. A frozen router's weight
 /// has a cotangent of zeros, what flows through it does not.
 template <Storage S, Storage R>
