@@ -253,42 +253,6 @@ TEST(Ring, LedgerIsTheFormula) {
   }
 }
 
-// The table of the specification, of one device of 32x4x2.
-TEST(Ring, MessagesOfTheBenchmark) {
-  const Dims dims{
-      .tokens = 16384, .hidden = 4096, .experts = 512, .top_k = 10, .expert_hidden = 1024};
-  ShardedOptions options;
-  options.layer.dispatch = {.buffer_factor = 2.75, .token_chunks = 2};
-  const Topology mesh({.fsdp = 32, .context = 4, .expert = 2});
-  const auto messages = ring_messages<bfloat16, float>(mesh, 11, dims, options);
-  const auto find = [&](std::string_view label, LayerPass pass) {
-    Traffic sum;
-    for (const LayerMessage& message : messages) {
-      if (message.label == label && message.pass == pass) {
-        sum.payload_bytes += message.bytes.payload_bytes;
-        sum.wire_bytes += message.bytes.wire_bytes;
-      }
-    }
-    return sum;
-  };
-  constexpr std::int64_t mib = 1 << 20;
-  EXPECT_EQ(find("moe.ring.routing", LayerPass::forward).payload_bytes, 1310720);
-  EXPECT_EQ(find("moe.ring.routing", LayerPass::forward).wire_bytes, 9175040);
-  EXPECT_EQ(find("moe.ring.gather", LayerPass::forward).payload_bytes, 128 * mib);
-  EXPECT_EQ(find("moe.ring.gather", LayerPass::forward).wire_bytes, 896 * mib);
-  EXPECT_EQ(find("moe.ring.sum", LayerPass::forward).wire_bytes, 896 * mib);
-  EXPECT_EQ(find("moe.ring.d_expert_weights", LayerPass::backward).payload_bytes, 8 * 655360);
-  EXPECT_EQ(find("moe.expert_weights", LayerPass::forward).payload_bytes, 50331648);
-  EXPECT_EQ(find("moe.expert_weights", LayerPass::forward).wire_bytes, 1560281088);
-  const LayerShards shards = layer_shards("test", mesh, 11, dims, options);
-  EXPECT_EQ(shards.balanced, 81920);
-  EXPECT_EQ(shards.buffer_rows, 225280);
-  EXPECT_EQ(shards.experts, (ExpertRange{192, 64}));
-  // 8 chunks of 16,384 gathered tokens have at most 163,840 rows, fewer than the buffer.
-  const DispatchOptions replay = replay_dispatch(mesh, dims, options);
-  EXPECT_EQ(replay.token_chunks, 8);
-}
-
 TEST(Ring, AddsToCotangentsOnce) {
   const auto p = random_problem<double>(shared, 15);
   auto choice = choice_of(p);
