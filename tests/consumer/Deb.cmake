@@ -1,4 +1,4 @@
-# Packs BUILD with cpack, checks what the package says of itself, unpacks it into SCRATCH/root and
+# Packs BUILD with cpack, checks what the package says of itself, unpacks it into SCRATCH/tree and
 # compares that with what was installed into PREFIX.
 cmake_minimum_required(VERSION 3.25)
 
@@ -29,10 +29,10 @@ expect_field(Architecture all)
 expect_field(Section libdevel)
 expect_field(Depends "libeigen3-dev (>= 3.4), libtbb-dev (>= 2021)")
 
-execute_process(COMMAND ${DPKG_DEB} --extract "${package}" "${SCRATCH}/root" COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${DPKG_DEB} --extract "${package}" "${SCRATCH}/tree" COMMAND_ERROR_IS_FATAL ANY)
 
 # What an install has, no more and no less, but for the licence's place.
-file(GLOB_RECURSE packed RELATIVE "${SCRATCH}/root/usr" "${SCRATCH}/root/*")
+file(GLOB_RECURSE packed RELATIVE "${SCRATCH}/tree/usr" "${SCRATCH}/tree/*")
 file(GLOB_RECURSE installed RELATIVE "${PREFIX}" "${PREFIX}/*")
 list(TRANSFORM installed REPLACE "^share/doc/heddle/LICENSE$" "share/doc/libheddle-dev/copyright")
 list(SORT packed)
